@@ -28,7 +28,7 @@ def run_child(start: float, options: list[str]) -> None:
     """Run `sinklab` in this process, and print the seconds of its parts as JSON."""
     from sinklab.cli import progress
     from sinklab.cli.main import main
-    from sinklab.train import loop, setup, state
+    from sinklab.train import loop, state
 
     parts = {'imports': time.time() - start}
 
@@ -49,11 +49,11 @@ def run_child(start: float, options: list[str]) -> None:
         original_record(self, record, written)
 
     original_record, progress.ProgressCallback.on_record = progress.ProgressCallback.on_record, record_and_time
-    setup.load_run_data = time_function('data', setup.load_run_data)
+    loop.load_run_data = time_function('data', loop.load_run_data)
     state.create_state = time_function('initial state', state.create_state)
     loop.make_validation_fn = wrap_maker(time_function, 'validation', loop.make_validation_fn)
     loop.sink_probe.make_probe = wrap_maker(time_function, 'probe', loop.sink_probe.make_probe)
-    loop.TrainLoop.compile_step = time_function('step', loop.TrainLoop.compile_step)
+    loop.compile_step = time_function('step', loop.compile_step)
     for name in ('__init__', 'find_latest_valid_step', 'restore', 'save', 'wait_on_all_processes', 'close'):
         setattr(loop.Checkpointer, name, time_function('checkpoints', getattr(loop.Checkpointer, name)))
     if main(options):

@@ -27,23 +27,11 @@ def test_run_saves_at_configured_minutes(corpus, tmp_path):
 
 @pytest.mark.slow
 def test_grace_period_shorter_than_save_is_reported_once(corpus, tmp_path):
-    callback = RecordingCallback()
-    train_run(
-        make_spec(corpus, checkpoint__every_steps=2, log__every_steps=1),
-        tmp_path / 'short',
-        callback,
-        grace_seconds=1e-3,
-    )
-    (note,) = callback.messages
-    assert '--grace' in note
-    assert '0.001' in note
+    spec, callback = make_spec(corpus, checkpoint__every_steps=2), RecordingCallback()
+    train_run(spec, tmp_path / 'short', callback, grace_seconds=1e-3)
+    assert ['--grace=0.001' in message for message in callback.messages] == [True]
     callback.messages.clear()
-    train_run(
-        make_spec(corpus, checkpoint__every_steps=2, log__every_steps=1),
-        tmp_path / 'long',
-        callback,
-        grace_seconds=1e3,
-    )
+    train_run(spec, tmp_path / 'long', callback, grace_seconds=1e3)
     assert callback.messages == []
 
 
@@ -59,8 +47,9 @@ class TwoProcesses:
 
 @pytest.mark.slow
 def test_processes_with_different_losses_save_no_checkpoint(corpus, tmp_path):
-    with pytest.raises(ReplicaMismatchError, match=r'process 1 .*process 0 .*train/loss.*0x1\.0.* step 4'):
+    with pytest.raises(ReplicaMismatchError) as error:
         train_run(make_spec(corpus), tmp_path, group=TwoProcesses())
+    assert 'train/loss' in str(error.value)
     assert RunDir(tmp_path).list_checkpoint_steps() == []
     outcome = RunDir(tmp_path).read_json('outcome')
     assert (outcome['kind'], outcome['step'], outcome['exit_code']) == ('lost', 4, 75)

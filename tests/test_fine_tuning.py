@@ -14,7 +14,7 @@ from sinklab.model.transformer import compute_logits
 from sinklab.parallel import device_mesh, sharding
 from sinklab.train import state, step, validation_loss
 from sinklab.train import step as step_module
-from sinklab.train.forward import make_hidden_states_fn
+from sinklab.train.step import make_hidden_states_fn
 
 
 @pytest.fixture(scope='module')

@@ -16,6 +16,7 @@ from orbax.checkpoint import v1 as ocp
 from tiny_runs import (
     CrashError,
     CrashingCallback,
+    RecordingCallback,
     drop_clock_metrics,
     load_parameters,
     make_spec,
@@ -26,12 +27,11 @@ from tiny_runs import (
 
 from sinklab.attn.backends import BackendChoice
 from sinklab.cli.main import main
-from sinklab.config.differences import flatten_dict
 from sinklab.config.spec import Hardware
 from sinklab.data.run_data import load_run_data
 from sinklab.errors import UserError
 from sinklab.run_dir import RunDir
-from sinklab.train import loop, setup, step
+from sinklab.train import loop, step
 from sinklab.train.callbacks import Callback
 
 
@@ -96,22 +96,19 @@ def test_train_leaves_finished_run_unchanged(finished_run, corpus):
 @pytest.mark.slow
 def test_train_rejects_different_config_in_existing_run(finished_run, corpus):
     old_contents = read_contents(finished_run[0])
-    other_spec = replace_operation(make_spec(corpus, optimizer__steps=20), 'sigmoid', 'none')
-    with pytest.raises(UserError) as exc_info:
-        train_run(other_spec, finished_run[0])
+    with pytest.raises(UserError) as error:
+        train_run(replace_operation(make_spec(corpus, optimizer__steps=20), 'sigmoid', 'none'), finished_run[0])
     for text in ('optimizer.steps 8 -> 20', 'similarity exp -> sigmoid', f'--workdir={finished_run[0]}-2'):
-        assert text in str(exc_info.value)
+        assert text in str(error.value)
     assert read_contents(finished_run[0]) == old_contents
 
 
-def test_train_rejects_folder_without_run_and_file_path(corpus, tmp_path):
+@pytest.mark.parametrize('path', ['', 'letter', 'letter/run'])
+def test_train_rejects_folder_without_run_and_file_path(corpus, tmp_path, path):
     (tmp_path / 'letter').write_text('dear')
-    with pytest.raises(UserError, match='letter'):
-        train_run(make_spec(corpus), tmp_path)
-    with pytest.raises(UserError, match=r'letter.* file'):
-        train_run(make_spec(corpus), tmp_path / 'letter')
-    with pytest.raises(UserError, match=r'http://bucket/run.*gs://'):
-        RunDir('http://bucket/run')
+    with pytest.raises(UserError):
+        train_run(make_spec(corpus), tmp_path / path)
+    assert [path.name for path in tmp_path.iterdir()] == ['letter']
 
 
 @pytest.mark.slow
@@ -126,7 +123,7 @@ def test_resume_rejects_changed_data_under_same_source(tmp_path):
     assert read_outcome(tmp_path / 'run') == dict(
         kind='crashed', step=6, checkpoint=4, message='tiny_runs.CrashError', exit_code=1
     )
-    with pytest.raises(UserError, match='data'):
+    with pytest.raises(UserError):
         train_run(make_spec(source), tmp_path / 'run')
     assert read_contents(tmp_path / 'run') == old_contents
     assert read_outcome(tmp_path / 'run')['kind'] == 'refused'
@@ -161,25 +158,19 @@ def test_divergence_by_nonfinite_probe_metric_is_not_saved(corpus, tmp_path, mon
     assert RunDir(tmp_path / 'run').list_checkpoint_steps() == []
 
 
-def test_train_rejects_workdir_that_cannot_be_created(corpus, tmp_path):
-    (tmp_path / 'file').write_text('in the way')
-    with pytest.raises(UserError, match='Not a directory'):
-        train_run(make_spec(corpus), tmp_path / 'file' / 'run')
-
-
 def test_train_rejects_too_little_disk_space_before_writing(corpus, tmp_path, monkeypatch):
     usage = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, 'disk_usage', lambda path: usage._replace(free=100_000))
-    with pytest.raises(UserError, match=r'config\.checkpoint\.keep'):
+    with pytest.raises(UserError, match='keep'):
         train_run(make_spec(corpus), tmp_path / 'run')
     assert not (tmp_path / 'run').exists()
 
 
 def test_train_rejects_probe_that_exceeds_device_memory(corpus, tmp_path, monkeypatch):
     monkeypatch.setattr(
-        setup.device_mesh, 'get_device_memory_bytes', lambda processes: 50_000 // jax.local_device_count()
+        loop.device_mesh, 'get_device_memory_bytes', lambda processes: 50_000 // jax.local_device_count()
     )
-    with pytest.raises(UserError, match=r'0\.0 GiB'):
+    with pytest.raises(UserError, match='probe'):
         train_run(make_spec(corpus), tmp_path / 'run')
 
 
@@ -206,15 +197,11 @@ def test_train_reports_full_disk_and_resumes_after_space_is_freed(finished_run, 
 @pytest.mark.parametrize('crash_step', [None, 2], ids=['done', 'died'])
 def test_train_reports_failed_kernel_at_end_of_run(corpus, tmp_path, monkeypatch, crash_step):
     choice = BackendChoice('chunked', {'tpu': 'it fails on these devices (ValueError: no)'}, ('tpu',))
-    monkeypatch.setattr(setup.step, 'choose_verified_backend', lambda spec, hardware: choice)
-    recorder = LastEventRecorder()
+    monkeypatch.setattr(step, 'choose_verified_backend', lambda spec, hardware: choice)
+    recorder = RecordingCallback()
     with contextlib.suppress(CrashError):
-        train_run(
-            make_spec(corpus), tmp_path / 'run', recorder, *([CrashingCallback(crash_step)] if crash_step else [])
-        )
-    assert recorder.last[0] == 'note'
-    assert 'chunked' in recorder.last[1]
-    assert choice.rejection_reasons['tpu'] in recorder.last[1]
+        train_run(make_spec(corpus), tmp_path / 'run', recorder, CrashingCallback(crash_step))
+    assert recorder.messages == [choice.describe_fallback()]
 
 
 def test_device_memory_is_divided_among_processes_of_same_host(corpus, tmp_path, monkeypatch):
@@ -230,26 +217,12 @@ def test_device_memory_is_divided_among_processes_of_same_host(corpus, tmp_path,
 
     def get_memory(processes):
         process_counts.append(processes)
-        raise UserError('enough is known')
+        raise KeyError
 
-    monkeypatch.setattr(setup.device_mesh, 'get_device_memory_bytes', get_memory)
-    with pytest.raises(UserError, match='enough is known'):
-        setup.set_up_run(make_spec(corpus), Hardware(), RunDir(tmp_path / 'run'), ThreeProcesses())
+    monkeypatch.setattr(loop.device_mesh, 'get_device_memory_bytes', get_memory)
+    with pytest.raises(KeyError):
+        loop.set_up(make_spec(corpus), Hardware(), RunDir(tmp_path / 'run'), ThreeProcesses())
     assert process_counts == [2]
-
-
-class LastEventRecorder(Callback):
-    """Callback that keeps the last message or record."""
-
-    def on_message(self, line):
-        self.last = 'note', line
-
-    def on_record(self, record, written):
-        self.last = 'record', record
-
-
-def test_flatten_dict_names_every_leaf():
-    assert flatten_dict({'a': {'b': 1, 'c': {'d': None}}, 'e': 2}) == {'a.b': 1, 'a.c.d': None, 'e': 2}
 
 
 @pytest.mark.slow
@@ -279,16 +252,19 @@ def test_resume_after_signal_completes_run(
         f'def get_config(row=None):\n    return make_tiny_config(**{changes!r})\n'
     )
     command = [sys.executable, '-m', 'sinklab', 'train', f'--config={script}', f'--workdir={tmp_path}/run']
-    program = 'import os, signal, sys, sinklab.train.loop as loop\n'
-    program += 'signal.signal(signal.SIGHUP, signal.SIG_DFL)\n'  # libtpu in another test ignores it
-    program += 'def note(run, record, is_logged, old=loop.TrainLoop.report_record):\n'
-    program += (
-        f'    old(run, record, is_logged)\n    if record["step"] == {signal_step}: '
-        f'os.kill(os.getpid(), signal.SIG{signal_name})\n'
-    )
-    program += (
-        'loop.TrainLoop.report_record = note\nfrom sinklab.cli.main import main\nsys.exit(main(sys.argv[1:]))\n'
-    )
+    program = f"""
+import os, signal, sys, sinklab.train.loop as loop
+from sinklab.cli.main import main
+
+def report_record(logger, record, is_logged, original=loop.MetricsLogger.report_record):
+    original(logger, record, is_logged)
+    if record['step'] == {signal_step}:
+        os.kill(os.getpid(), signal.SIG{signal_name})
+
+loop.MetricsLogger.report_record = report_record
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # libtpu in another test ignores it
+sys.exit(main(sys.argv[1:]))
+"""
     first_run = subprocess.run(
         [sys.executable, '-c', program, *command[3:]], capture_output=True, text=True, timeout=600
     )

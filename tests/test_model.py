@@ -23,7 +23,7 @@ from sinklab.configs import default
 from sinklab.model.learned_kv import count_learned_kv
 from sinklab.model.transformer import Transformer
 from sinklab.train import state
-from sinklab.train.forward import make_document_inputs
+from sinklab.train.step import make_document_inputs
 
 pytestmark = pytest.mark.slow  # each case compiles its own program
 

@@ -20,7 +20,7 @@ from sinklab.metrics import (
 )
 from sinklab.metrics.metric import MetricSetting, extract_arrays, make_setting
 from sinklab.model.learned_kv import count_learned_kv
-from sinklab.train.forward import make_hidden_states_fn
+from sinklab.train.step import make_hidden_states_fn
 
 L, P, H, T, K, D, KEYS = 3, 2, 2, 12, 4, 8, 3
 SINK_TOKEN_METRIC = next(metric for metric in registry.OFFLINE_METRICS if 'sink_LPCD' in metric.inputs)

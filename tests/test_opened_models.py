@@ -21,7 +21,7 @@ from sinklab.data.run_data import load_run_data
 from sinklab.errors import UserError
 from sinklab.metrics import sink
 from sinklab.run_dir import RunDir
-from sinklab.train.forward import make_hidden_states_fn
+from sinklab.train.step import make_hidden_states_fn
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[1]

@@ -26,7 +26,7 @@ from sinklab.config.spec import Hardware
 from sinklab.parallel import device_mesh, sharding
 from sinklab.parallel.param_einsum import param_einsum
 from sinklab.train import state, step
-from sinklab.train.forward import make_document_inputs
+from sinklab.train.step import make_document_inputs
 
 UNIT_ROUNDOFF = 2.0**-8  # relative error of a rounding to bfloat16
 COMPILER_OPTIONS = state.ROUNDING_COMPILER_OPTIONS['bfloat16']

@@ -7,8 +7,7 @@ from conftest import make_tiny_spec
 
 from sinklab.config.spec import Hardware
 from sinklab.parallel import device_mesh
-from sinklab.process_group import ProcessGroup
-from sinklab.train import replica_check, state
+from sinklab.train import state
 
 LAYOUTS = [Hardware(data=4), Hardware(data=2, fsdp=2), Hardware(data=2, tensor=2), Hardware(fsdp=4)]
 
@@ -30,15 +29,11 @@ def flip_bit(array, device):
 def test_mismatch_finder_finds_bit_that_differs_between_copies(hardware):
     spec = make_tiny_spec()
     with jax.set_mesh(mesh := device_mesh.make_mesh(hardware)):
-        params, find_mismatch = (
-            state.create_state(spec, mesh)['params'],
-            replica_check.make_mismatch_finder(spec, mesh, ProcessGroup()),
-        )
-        assert find_mismatch(1, params) is None
+        params = state.create_state(spec, mesh)['params']
+        find_mismatch = state.make_mismatch_finder(spec, mesh)
+        assert find_mismatch(params) is None
         embedding = params['embedding_VD']
-        is_copied = any(
-            len(group) > 1 for group in replica_check.group_devices_by_shard(embedding.sharding, embedding.shape)
-        )
-        mismatch = find_mismatch(2, params | {'embedding_VD': flip_bit(embedding, 3)})
-    assert (mismatch is not None) == is_copied
+        groups = state.group_devices_by_shard(embedding.sharding, embedding.shape)
+        mismatch = find_mismatch(params | {'embedding_VD': flip_bit(embedding, 3)})
+    assert (mismatch is not None) == any(len(group) > 1 for group in groups)
     assert mismatch is None or ('embedding_VD' in mismatch and 'device 3 of process 0' in mismatch)

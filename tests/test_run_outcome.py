@@ -19,7 +19,7 @@ from sinklab.errors import UserError
 from sinklab.run_dir import RunDir
 from sinklab.sweep import plan
 from sinklab.sweep.run import SignalForwarder, classify_exit
-from sinklab.train import loop, run_outcome, setup
+from sinklab.train import loop, run_outcome
 from sinklab.train.run_outcome import write_outcome
 
 
@@ -73,43 +73,6 @@ def test_signals_within_interval_count_once_and_later_signal_interrupts(monkeypa
         monkeypatch.setattr(run_outcome, 'SAME_SIGNAL_SECONDS', 0.0)
         with pytest.raises(KeyboardInterrupt):
             signal.raise_signal(signal.SIGINT)
-
-
-@pytest.mark.slow
-def test_signal_during_signal_handler_is_ignored(monkeypatch):
-    with contextlib.ExitStack() as exit_stack:
-        exit_stack.callback(signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, signal.default_int_handler))
-        received_signals = exit_stack.enter_context(run_outcome.collect_stop_signals())
-        clock, pending_signals = time.monotonic, [signal.SIGINT]
-
-        def read_later_clock():
-            if pending_signals:
-                signal.raise_signal(pending_signals.pop())
-            return clock() + 60
-
-        monkeypatch.setattr(time, 'monotonic', read_later_clock)
-        signal.raise_signal(signal.SIGINT)
-        assert (received_signals, pending_signals) == ([signal.SIGINT], [])
-
-
-@pytest.mark.slow
-def test_signal_repeated_after_end_of_step_is_ignored(monkeypatch):
-    monkeypatch.setattr(run_outcome, 'SAME_SIGNAL_SECONDS', 0.3)
-    with contextlib.ExitStack() as exit_stack:
-        exit_stack.callback(signal.signal, signal.SIGINT, signal.signal(signal.SIGINT, signal.default_int_handler))
-        with run_outcome.collect_stop_signals() as received_signals:
-            signal.raise_signal(signal.SIGINT)
-            threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
-        assert received_signals == [signal.SIGINT]
-        with pytest.raises(KeyboardInterrupt):
-            signal.raise_signal(signal.SIGINT)
-
-
-def test_train_writes_no_outcome_into_rejected_folder(tmp_path):
-    (tmp_path / 'letter').write_text('dear')
-    with pytest.raises(UserError, match='letter'):
-        loop.train(make_tiny_spec(), Hardware(), RunDir(tmp_path), {})
-    assert [path.name for path in tmp_path.iterdir()] == ['letter']
 
 
 @pytest.mark.parametrize(
@@ -176,7 +139,7 @@ def test_train_failure_before_data_loading_replaces_earlier_outcome(tmp_path, mo
     def raise_memory_error(spec, share):
         raise MemoryError('of the data')
 
-    monkeypatch.setattr(setup, 'load_run_data', raise_memory_error)
+    monkeypatch.setattr(loop, 'load_run_data', raise_memory_error)
     with pytest.raises(MemoryError):
         loop.train(spec, Hardware(), folder, {})
     assert folder.read_json('outcome') == dict(

@@ -17,7 +17,7 @@ from sinklab.metrics import registry
 from sinklab.metrics.metric import extract_arrays, is_always_applicable, make_setting
 from sinklab.parallel import device_mesh
 from sinklab.train import sink_probe, state
-from sinklab.train.forward import make_hidden_states_fn
+from sinklab.train.step import make_hidden_states_fn
 
 IDS_PT = np.random.default_rng(0).integers(1, 300, (5, 12)).astype(np.int32)
 IDS_BT = np.random.default_rng(1).integers(1, 300, (4, 16)).astype(np.int32)

@@ -49,13 +49,13 @@ if 'train' in sys.argv and ':late' in ' '.join(sys.argv):
 if 'train' in sys.argv and 'INTERRUPT' in os.environ:
     from sinklab.train import loop
 
-    def report(run, record, is_logged, report=loop.TrainLoop.report_record):
+    def report(run, record, is_logged, report=loop.MetricsLogger.report_record):
         report(run, record, is_logged)
         if record['step'] == 2:
             eval(os.environ['INTERRUPT'])
             time.sleep(2)
 
-    loop.TrainLoop.report_record = report
+    loop.MetricsLogger.report_record = report
 """
 
 

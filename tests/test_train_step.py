@@ -19,13 +19,11 @@ from sinklab.model.learned_kv import count_learned_kv
 from sinklab.parallel import device_mesh, sharding
 from sinklab.parallel.device_mesh import MESH_AXES
 from sinklab.train import (
-    layout_checks,
+    memory_estimate,
     state,
     step,
     validation_loss,
 )
-from sinklab.train import step as step_module
-from sinklab.train.forward import make_hidden_states_fn
 
 IDS = np.random.default_rng(0).integers(0, 300, (4, 17)).astype(np.int32)
 
@@ -156,9 +154,7 @@ def test_train_loss_excludes_prefix_and_validation_loss_includes_it():
     spec = make_tiny_spec(model__mask__prefix=4, probe__keys=4)
     params = make_fresh_state(spec)['params']
     loss_BT, _ = validation_loss.make_token_loss(spec, device_mesh.make_mesh(Hardware()))(params, IDS)
-    np.testing.assert_allclose(
-        step_module.make_loss(spec, first_target=4)(params, IDS), loss_BT[:, 3:].mean(), rtol=1e-5
-    )
+    np.testing.assert_allclose(step.make_loss(spec, first_target=4)(params, IDS), loss_BT[:, 3:].mean(), rtol=1e-5)
     with jax.set_mesh(mesh := device_mesh.make_mesh(Hardware())):
         valid_loss = validation_loss.make_validation_fn(spec, Hardware(), mesh)(params, IDS)['valid/loss']
         inputs = make_fresh_state(spec), sharding.put_batch(IDS, mesh), sharding.make_per_device_array(0, mesh)
@@ -181,29 +177,27 @@ def test_evaluate_averages_over_windows_for_any_batch_size():
     with jax.set_mesh(mesh):
         params = jax.device_put(make_fresh_state(spec)['params'], state.get_state_shardings(spec, mesh)['params'])
         result = validation_loss.make_validation_fn(spec, hardware, mesh)(params, ids_NT)
-    loss = jax.jit(step_module.make_loss(spec))
+    loss = jax.jit(step.make_loss(spec))
     window_losses = [float(loss(make_fresh_state(spec)['params'], ids_NT[i : i + 1])) for i in range(7)]
     np.testing.assert_allclose(result['valid/loss'], np.mean(window_losses), rtol=1e-5)
 
 
 @pytest.mark.parametrize(
-    ('hardware', 'kv_heads', 'message'),
+    ('hardware', 'kv_heads', 'values'),
     [
-        (Hardware(micro_batch=3), None, 'does not divide config.optimizer.batch_size, which is 4'),
-        (Hardware(data=3, fsdp=1), None, 'cannot be divided over 3 devices'),
-        (Hardware(data=2, micro_batch=1), None, 'use a multiple of 2'),
-        (Hardware(tensor=3), None, 'config.model.heads is 4, which --tensor=3 does not divide'),
-        (Hardware(tensor=4), 2, 'config.model.kv_heads is 2, which --tensor=4 does not divide'),
+        (Hardware(micro_batch=3), None, ['--micro_batch=3', 'config.optimizer.batch_size', '4']),
+        (Hardware(data=3, fsdp=1), None, ['config.optimizer.batch_size', '--data=3']),
+        (Hardware(data=2, micro_batch=1), None, ['--micro_batch=1', 'multiple of 2']),
+        (Hardware(tensor=3), None, ['config.model.heads', '4', '--tensor=3']),
+        (Hardware(tensor=4), 2, ['config.model.kv_heads', '2', '--tensor=4']),
     ],
     ids=str,
 )
-def test_check_layout_rejects_indivisible_layout(hardware, kv_heads, message):
-    with pytest.raises(UserError, match=message):
-        layout_checks.check_layout(
-            make_tiny_spec(model__kv_heads=kv_heads),
-            hardware,
-            AbstractMesh((hardware.data or 1, hardware.fsdp or 1, hardware.tensor), MESH_AXES),
-        )
+def test_check_layout_names_what_it_cannot_divide(hardware, kv_heads, values):
+    mesh = AbstractMesh((hardware.data or 1, hardware.fsdp or 1, hardware.tensor), MESH_AXES)
+    with pytest.raises(UserError) as error:
+        memory_estimate.check_layout(make_tiny_spec(model__kv_heads=kv_heads), hardware, mesh)
+    assert all(value in str(error.value) for value in values)
 
 
 @pytest.mark.parametrize('changes', [{}, *OTHER_MODELS], ids=str)
@@ -222,7 +216,7 @@ def test_check_layout_accepts_exactly_layouts_that_divide_all_parameters(changes
         except ValueError:
             is_divisible = False
         try:
-            layout_checks.check_layout(spec, Hardware(), mesh)
+            memory_estimate.check_layout(spec, Hardware(), mesh)
             is_accepted = True
         except UserError:
             is_accepted = False
@@ -230,12 +224,12 @@ def test_check_layout_accepts_exactly_layouts_that_divide_all_parameters(changes
 
 
 def test_make_mesh_rejects_more_devices_than_available():
-    with pytest.raises(UserError, match=r'\b8\b.*\b4\b'):
+    with pytest.raises(UserError):
         device_mesh.make_mesh(Hardware(data=8))
 
 
 def test_logical_to_mesh_axes_rejects_two_axes_on_one_mesh_axis():
-    with pytest.raises(ValueError, match=r'batch.*embed'):
+    with pytest.raises(ValueError):
         sharding.logical_to_mesh_axes('batch', 'embed')
 
 
@@ -269,7 +263,9 @@ def test_train_step_sink_and_row_metrics_match_attention_matrices(columns, pair)
     jax.tree.map(
         functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), state_with_metrics, state_without_metrics
     )
-    _, _, captured = jax.jit(make_hidden_states_fn(spec, capture=True))(make_fresh_state(spec)['params'], IDS[:, :-1])
+    _, _, captured = jax.jit(step.make_hidden_states_fn(spec, capture=True))(
+        make_fresh_state(spec)['params'], IDS[:, :-1]
+    )
     attention_LBHTS = np.float64(captured.attention_BHTS)
     share_LBHTS = attention_LBHTS / attention_LBHTS.sum(-1, keepdims=True)
     for k in range(spec.probe.keys):

@@ -19,7 +19,7 @@ from sinklab.data.windows import (
     make_natural_probe,
 )
 from sinklab.errors import UserError
-from sinklab.train.forward import find_document_starts
+from sinklab.train.step import find_document_starts
 
 
 @pytest.fixture

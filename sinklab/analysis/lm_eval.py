@@ -29,7 +29,7 @@ from sinklab.model.transformer import compute_logits
 from sinklab.parallel import sharding
 from sinklab.run_ref import GGUF_PREFIX, MODEL_PREFIXES
 from sinklab.train import state
-from sinklab.train.forward import make_hidden_states_fn
+from sinklab.train.step import make_hidden_states_fn
 from sinklab.train.validation_loss import make_token_loss
 
 LIMIT_KEYS = 'max_gen_toks', 'max_new_tokens', 'max_tokens', 'max_completion_tokens'  # names of one option

@@ -35,7 +35,7 @@ from sinklab.parallel.device_mesh import make_one_device_mesh
 from sinklab.run_dir import RunDir
 from sinklab.run_ref import read_spec
 from sinklab.train import sink_probe, state
-from sinklab.train.forward import make_hidden_states_fn
+from sinklab.train.step import make_hidden_states_fn
 from sinklab.train.validation_loss import make_token_loss
 
 MAX_BATCH_BYTES = 1 << 30  # bytes of captured arrays, or of logits, of a batch

@@ -17,7 +17,7 @@ import json
 
 from sinklab.cli import hf
 from sinklab.errors import UserError
-from sinklab.run_ref import parse_run_ref
+from sinklab.run_ref import parse_run_ref, select_steps
 from sinklab.storage.paths import parse_path
 
 ACTIONS = {

@@ -142,7 +142,7 @@ def run_training(args: argparse.Namespace, extra_args: list[str], group: Process
                 row_description=request.description,
             )
             stack.enter_context(progress)
-            callbacks = [progress, *make_callbacks(args, request, progress.on_message, stack)]
+            callbacks = [progress, *make_callbacks(args, request, progress.on_message)]
         try:
             records = loop.train(
                 request.spec,
@@ -310,9 +310,7 @@ def load_warm_start(flag: WarmStartFlag | None, step: int | None) -> Any:
     return WarmStart(flag.run_dir, step, read_spec(flag.run_dir), flag.takes)
 
 
-def make_callbacks(
-    args: argparse.Namespace, request: RunRequest, print_message: Any, stack: contextlib.ExitStack
-) -> list:
+def make_callbacks(args: argparse.Namespace, request: RunRequest, print_message: Any) -> list:
     """Make the requested callbacks of the training loop: TensorBoard, Weights & Biases and the profiler."""
     from sinklab.train import callbacks as callbacks_module
     from sinklab.train.callbacks import BestEffortCallback
@@ -325,8 +323,7 @@ def make_callbacks(
         wandb = callbacks_module.WandbCallback(request.run_dir)
         callbacks.append(BestEffortCallback(wandb, 'Weights & Biases', print_message))
     if request.profile_steps:
-        profiler = callbacks_module.ProfilerCallback(request.run_dir, request.profile_steps, print_message)
-        callbacks.append(stack.enter_context(profiler))
+        callbacks.append(callbacks_module.ProfilerCallback(request.run_dir, request.profile_steps, print_message))
     return callbacks
 
 

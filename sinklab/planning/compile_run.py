@@ -15,7 +15,6 @@ from sinklab.model import flops
 from sinklab.parallel import device_mesh, sharding
 from sinklab.planning.hlo import Collective, HloProgram
 from sinklab.train import (
-    layout_checks,
     memory_estimate,
     sink_probe,
     state,
@@ -254,7 +253,7 @@ def compile_run(
         UserError: A program does not fit on the chips, or cannot be divided over them.
     """
     mesh = device_mesh.make_mesh(hardware, target_devices)
-    layout_checks.check_layout(spec, hardware, mesh)
+    memory_estimate.check_layout(spec, hardware, mesh)
     hardware = dataclasses.replace(hardware, micro_batch=memory_estimate.choose_micro_batch(spec, hardware, mesh))
     backend = choose_unverified_backend(spec, hardware, get_platform(target_devices)).backend
     remat = memory_estimate.choose_remat_policy(

@@ -11,7 +11,7 @@ from sinklab.config.spec import Hardware, Spec
 from sinklab.errors import UserError
 from sinklab.model import flops
 from sinklab.parallel import device_mesh
-from sinklab.train import layout_checks, memory_estimate, state
+from sinklab.train import memory_estimate, state
 
 MICRO_BATCH_COUNTS = (1, 2, 4, 8, 16)  # numbers of micro-batches to try
 
@@ -52,7 +52,7 @@ def evaluate_layout(
     usable_bytes = memory_estimate.USABLE_MEMORY_FRACTION * chip.memory_bytes / chip.devices_per_chip
     try:
         mesh = device_mesh.make_mesh(hardware, target_devices)
-        layout_checks.check_layout(spec, hardware, mesh)
+        memory_estimate.check_layout(spec, hardware, mesh)
     except UserError as error:
         return LayoutCandidate(hardware, refused=str(error))
     needed_bytes = memory_estimate.estimate_memory(spec, hardware, mesh, backend).total

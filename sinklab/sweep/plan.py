@@ -104,7 +104,7 @@ def check_run(run: SweepRun, hardware: Hardware) -> None:
             parameters, where an axis that `hardware` leaves open counts as 1.
     """
     from sinklab.parallel.device_mesh import make_abstract_mesh
-    from sinklab.train.layout_checks import check_layout
+    from sinklab.train.memory_estimate import check_layout
 
     last_step = run.spec.optimizer.steps
     advice = f'the row has changed since: give another --workdir, rename the row, or move {run.run_dir} away'

@@ -1,19 +1,19 @@
 """Callbacks of the training loop: base classes, TensorBoard, Weights & Biases, and the profiler."""
 
-import contextlib
 import dataclasses
+import functools
 import hashlib
+import importlib
 import math
 import os
 import re
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import Any
 
 from sinklab.config.differences import flatten_dict
 from sinklab.errors import UserError, format_error, format_extra_command
 from sinklab.run_dir import RunDir
 from sinklab.run_ref import format_fork
-from sinklab.storage.files import DamagedFileError, warn_once
 from sinklab.storage.paths import is_remote, make_absolute
 
 
@@ -65,13 +65,10 @@ def summarize_newest_attempt(run_dir: RunDir, attempts: list[dict[str, Any]]) ->
         The step at which the newest attempt started; the attention backends of all attempts as text, the newest
         first; and the lines about changes, with the lineage if a fork starts with this attempt.
     """
-    step, changes = attempts[-1]['step'], attempts[-1].get('changes', [])
+    step = attempts[-1]['step']
+    changes = attempts[-1].get('changes', [])
     attention_backends = dict.fromkeys(attempt['attention'] for attempt in reversed(attempts))
-    try:
-        lineage_lines = format_fork(run_dir.read_lineage()) if step == run_dir.read_start_step() else []
-    except DamagedFileError as error:
-        warn_once(str(error))
-        lineage_lines = []
+    lineage_lines = format_fork(run_dir.read_lineage()) if step == run_dir.read_start_step() else []
     return step, ', earlier '.join(attention_backends), [*lineage_lines, *changes]
 
 
@@ -96,9 +93,6 @@ class StateCallback:
     Args:
         fn: The function.
         every: Number of steps between two calls; 0: only after the last step.
-
-    Raises:
-        UserError: `every` is not an integer of at least 0, or `fn` cannot be called.
     """
 
     fn: StateFunction
@@ -112,35 +106,14 @@ class StateCallback:
             )
 
     def call(self, step: int, record: dict[str, Any], state: dict[str, Any]) -> dict[str, float]:
-        """Call the function, and return its metrics.
-
-        Raises:
-            UserError: The function returned something else than a mapping from new names to finite numbers.
-        """
-        metrics = self.fn(step, dict(record), state)
-        name = getattr(self.fn, '__qualname__', repr(self.fn))
-        if metrics is None:
-            return {}
-        if not isinstance(metrics, Mapping):
-            raise UserError(f'{name} returned {type(metrics).__name__}; return a dict of metrics, or None')
-        if taken := [metric for metric in metrics if metric in record or is_reserved(str(metric))]:
-            raise UserError(f'{name} returned {taken[0]}, which is the name of another metric; rename it')
-        try:
-            numbers = {str(metric): float(value) for metric, value in metrics.items()}
-        except (TypeError, ValueError) as error:
-            raise UserError(
-                f'{name} returned a metric that is not a number ({format_error(error)}); return numbers'
-            ) from error
-        if infinite := [metric for metric, number in numbers.items() if not math.isfinite(number)]:
-            raise UserError(f'{name} returned {infinite[0]}={numbers[infinite[0]]}; return finite numbers')
-        return numbers
-
-
-def parse_state_callback(pair: Any) -> StateCallback:
-    """Convert a pair (fn, every) to a `StateCallback`; raises UserError."""
-    if not isinstance(pair, tuple | list) or len(pair) != 2:
-        raise UserError(f'{pair!r} is not a state callback; give a pair (function, number of steps)')
-    return StateCallback(*pair)
+        """Call the function, and return its metrics; raises UserError unless they are finite and have new names."""
+        metrics = self.fn(step, dict(record), state) or {}
+        for metric, value in metrics.items():
+            if metric in record or is_reserved(metric):
+                raise UserError(f'{self.fn!r} returned {metric}, which is the name of another metric; rename it')
+            if not math.isfinite(value):
+                raise UserError(f'{self.fn!r} returned {metric}={value}; return finite numbers')
+        return {metric: float(value) for metric, value in metrics.items()}
 
 
 def is_reserved(name: str) -> bool:
@@ -151,9 +124,7 @@ def is_reserved(name: str) -> bool:
 
 
 class BestEffortCallback(Callback):
-    """Wrapper of a callback that disables it at its first error, so that the run continues.
-
-    The error does not change what the run writes to metrics.jsonl.
+    """Wrapper of a callback that disables it at its first error, with a warning, so that the run continues.
 
     Args:
         callback: The callback, which is called until it raises an exception for the first time.
@@ -164,69 +135,55 @@ class BestEffortCallback(Callback):
     def __init__(self, callback: Callback, name: str, warn: Callable[[str], None]):
         self.callback: Callback | None = callback
         self.name, self.warn = name, warn
-
-    def on_message(self, line: str) -> None:
-        self._call('on_message', line)
-
-    def on_train_begin(self, step: int, attention: str, changes: list[str]) -> None:
-        self._call('on_train_begin', step, attention, changes)
-
-    def on_record(self, record: dict[str, Any], written: bool) -> None:
-        self._call('on_record', record, written)
-
-    def on_train_end(self) -> None:
-        self._call('on_train_end')
+        for method in ('on_message', 'on_train_begin', 'on_record', 'on_train_end'):
+            setattr(self, method, functools.partial(self._call, method))
 
     def _call(self, method: str, *arguments: object) -> None:
-        if self.callback is None:
-            return
         try:
-            getattr(self.callback, method)(*arguments)
+            if self.callback:
+                getattr(self.callback, method)(*arguments)
         except Exception as error:
             self.callback = None
-            message = format_error(error, with_type=True)
-            self.warn(f'{self.name}: {message}; it is disabled, and training continues')
+            self.warn(f'{self.name}: {format_error(error, with_type=True)}; it is disabled, and training continues')
+
+
+def import_extra(module: str, extra: str, run_dir: RunDir) -> Any:
+    """Import a module of an optional dependency, for the flag --EXTRA, which writes only to local disks."""
+    check_is_local(f'--{extra}', run_dir)
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise UserError(f'--{extra} needs {module}; install it: {format_extra_command(extra)}') from error
+
+
+def check_is_local(flag: str, run_dir: RunDir) -> None:
+    if is_remote(run_dir.path):
+        raise UserError(f'{flag} writes only to local disks, and {run_dir} is in a bucket; give another --workdir')
 
 
 class TensorBoardCallback(Callback):
     """Callback that writes every value of a record as a TensorBoard scalar."""
 
     def __init__(self, run_dir: RunDir):
-        try:
-            from tensorboardX import SummaryWriter
-        except ImportError as error:
-            raise UserError(
-                f'--tensorboard needs tensorboardX; install it: {format_extra_command("tensorboard")}'
-            ) from error
-        if is_remote(run_dir.path):
-            raise UserError(
-                f'--tensorboard writes only to local disks, and {run_dir} is in a bucket; '
-                'remove it, or use sinklab tail'
-            )
-        self.run_dir, self.writer_class = run_dir, SummaryWriter
+        self.tensorboard = import_extra('tensorboardX', 'tensorboard', run_dir)
+        self.run_dir = run_dir
 
     def on_train_begin(self, step: int, attention: str, changes: list[str]) -> None:
-        self.writer = self.writer_class(str(self.run_dir.path / 'tensorboard'))
+        self.writer = self.tensorboard.SummaryWriter(str(self.run_dir.path / 'tensorboard'))
 
     def on_record(self, record: dict[str, Any], written: bool) -> None:
-        for name in [name for name in record if written and name not in ('step', 'seconds')]:
-            self.writer.add_scalar(name, record[name], record['step'])
-        self.writer.flush()
+        if written:
+            for name in record.keys() - {'step', 'seconds'}:
+                self.writer.add_scalar(name, record[name], record['step'])
+            self.writer.flush()
 
 
 class WandbCallback(Callback):
     """Callback that logs every value of a record to one W&B run for each run directory."""
 
     def __init__(self, run_dir: RunDir):
-        try:
-            import wandb
-        except ImportError as error:
-            raise UserError(f'--wandb needs wandb; install it: {format_extra_command("wandb")}') from error
-        if is_remote(run_dir.path):
-            raise UserError(
-                f'--wandb writes only to local disks, and {run_dir} is in a bucket; remove it, or use sinklab tail'
-            )
-        self.run_dir, self.wandb = run_dir, wandb
+        self.wandb = import_extra('wandb', 'wandb', run_dir)
+        self.run_dir = run_dir
         self.wandb_run: Any = None
 
     def on_train_begin(self, step: int, attention: str, changes: list[str]) -> None:
@@ -237,7 +194,7 @@ class WandbCallback(Callback):
             id=hashlib.sha256(str(path).encode()).hexdigest()[:12],
             resume='allow',
             dir=path,
-            mode=cast(Any, os.environ.get('WANDB_MODE', 'offline')),
+            mode=os.environ.get('WANDB_MODE', 'offline'),
             config=flatten_dict(self.run_dir.read_json('config')),
             settings=self.wandb.Settings(silent=True),
         )
@@ -245,16 +202,12 @@ class WandbCallback(Callback):
         self.wandb_run.define_metric('*', step_metric='step')
 
     def on_record(self, record: dict[str, Any], written: bool) -> None:
-        if written and self.wandb_run:
+        if written:
             self.wandb_run.log(record)
 
     def on_train_end(self) -> None:
         if self.wandb_run:
-            with contextlib.suppress(Exception):  # the run has ended, and metrics.jsonl is complete
-                self.wandb_run.finish()
-
-
-PROFILE_DIR = 'profile'  # in the run directory
+            self.wandb_run.finish()
 
 
 def parse_profile_steps(option: str, run_dir: RunDir, last_step: int) -> range:
@@ -269,67 +222,54 @@ def parse_profile_steps(option: str, run_dir: RunDir, last_step: int) -> range:
         raise UserError(f'--profile={option}: give STEP:COUNT, two whole numbers of at least 1, such as 100:5')
     if first_step > last_step:
         raise UserError(f'--profile={option} begins after the last step, which is {last_step}; give an earlier STEP')
-    if is_remote(run_dir.path):
-        raise UserError(f'--profile writes only to local disks, and {run_dir} is in a bucket; give another --workdir')
+    check_is_local('--profile', run_dir)
     return range(first_step, min(first_step + count - 1, last_step) + 1)
 
 
-class ProfilerCallback(Callback, contextlib.AbstractContextManager[Any]):
+class ProfilerCallback(Callback):
     """Callback that traces some steps with the JAX profiler into profile/ of the run directory.
 
-    A step is dispatched before the metrics of the previous step arrive. Therefore the trace starts when the metrics
-    of the second step before the requested ones arrive, or at the start of the attempt. So it may also contain the
-    step before the requested steps, the step after them, work that is due after these steps and, for the first two
-    steps of an attempt, their compilation.
+    A step is dispatched before the metrics of the previous step arrive, so that the trace starts two steps earlier.
+    It may contain a step more at each end, work that is due after steps, and the compilation of the first two steps.
     """
 
     def __init__(self, run_dir: RunDir, steps: range, print_line: Callable[[str], None]):
-        self.run_dir, self.steps, self.print_line = run_dir, steps, print_line
-        self.is_tracing = self.is_resolved = False
+        self.path, self.steps, self.print_line = run_dir.path / 'profile', steps, print_line
+        self.is_tracing = self.has_traced = False
 
     def on_train_begin(self, step: int, attention: str, changes: list[str]) -> None:
-        if step >= self.steps[-1]:
-            self.report_missed()
-        elif step + 2 >= self.steps[0]:
-            self.start_trace()
+        self.start_if_due(step)
 
     def on_record(self, record: dict[str, Any], written: bool) -> None:
         if self.is_tracing and record['step'] >= self.steps[-1]:
             import jax
 
             jax.block_until_ready(jax.live_arrays())  # metrics come from one device, and others may still compute
-            self.stop_trace()
-            first_step, last_step = self.steps[0], self.steps[-1]
-            self.print_line(
-                f'steps {first_step} to {last_step} are traced in {self.run_dir.path / PROFILE_DIR}, '
-                'for XProf or TensorBoard'
-            )
-        elif not self.is_tracing and record['step'] + 2 == self.steps[0]:
-            self.start_trace()
+            self.stop()
+        self.start_if_due(record['step'])
 
-    def start_trace(self) -> None:
-        import jax
-
-        options = jax.profiler.ProfileOptions()
-        options.python_tracer_level = 0  # a million calls during compilation would fill the trace
-        jax.profiler.start_trace(str(self.run_dir.path / PROFILE_DIR), profiler_options=options)
-        self.is_tracing = self.is_resolved = True
-
-    def stop_trace(self) -> None:
+    def on_train_end(self) -> None:
         if self.is_tracing:
-            self.is_tracing = False
+            self.stop()
+        elif not self.has_traced:
+            self.print_line(f'no step was traced: this attempt runs none of the steps {self.format_steps()}')
+
+    def start_if_due(self, finished_step: int) -> None:
+        """Start the trace, once, if the steps begin within the next two."""
+        if not self.has_traced and self.steps[0] - 2 <= finished_step < self.steps[-1]:
             import jax
 
-            jax.profiler.stop_trace()
+            options = jax.profiler.ProfileOptions()
+            options.python_tracer_level = 0  # a million calls during compilation would fill the trace
+            jax.profiler.start_trace(str(self.path), profiler_options=options)
+            self.is_tracing = self.has_traced = True
 
-    def report_missed(self) -> None:
-        self.is_resolved = True
-        first_step, last_step = self.steps[0], self.steps[-1]
-        self.print_line(
-            f'no step was traced: this attempt runs none of the steps {first_step} to {last_step} of --profile'
-        )
+    def stop(self) -> None:
+        import jax
 
-    def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
-        self.stop_trace()
-        if error_type is None and not self.is_resolved:
-            self.report_missed()
+        jax.profiler.stop_trace()
+        self.is_tracing = False
+        self.print_line(f'steps {self.format_steps()} are traced in {self.path}, for XProf or TensorBoard')
+
+    def format_steps(self) -> str:
+        return f'{self.steps[0]} to {self.steps[-1]}'

@@ -13,18 +13,14 @@ from sinklab.config.spec import Spec
 from sinklab.errors import UserError
 from sinklab.loss_mask import exclude_from_loss, is_in_loss, strip_loss_mask
 from sinklab.model.learned_kv import LEARNED_KV_KINDS
-from sinklab.model.streaming import (
-    CacheConfig,
-    StreamState,
-    init_stream,
-    read_tokens,
-)
+from sinklab.model.streaming import CacheConfig, StreamState, init_stream, read_tokens
 from sinklab.model.transformer import Transformer, compute_logits
 from sinklab.parallel.device_mesh import make_one_device_mesh
 from sinklab.train import state
 from sinklab.train.loss import sum_losses
 
 MIN_TEMPERATURE = 1e-30  # float32 cannot divide by less
+SEGMENT_TOKENS = 1024  # maximum number of tokens that are read at once
 
 
 @dataclasses.dataclass(frozen=True)
@@ -49,38 +45,26 @@ def sample_tokens(
     if not len(ids_T):
         raise UserError('the prompt has no tokens; give at least one token')
     bounded_cache = cache.clip(len(ids_T) + num_tokens + count_sink_tokens(spec))
-    return generate_tokens(spec, bounded_cache, params, strip_loss_mask(ids_T), num_tokens, sampler, seed)
 
-
-def generate_tokens(
-    spec: Spec, cache: CacheConfig, params: dict, ids_T: np.ndarray, num_tokens: int, sampler: Sampler, seed: int
-) -> Iterator[int]:
     def sample_next(
         model: Transformer, stream: StreamState, id_BT: jax.Array, key: jax.Array
     ) -> tuple[jax.Array, StreamState]:
-        hidden_BTD, stream = read_tokens(model, cache, stream, id_BT)
+        hidden_BTD, stream = read_tokens(model, bounded_cache, stream, id_BT)
         return sampler(compute_logits(hidden_BTD[:, -1:], model.head[...])[0, 0], key), stream
 
     sample_step = jit_model_function(spec, sample_next, donate_argnums=1)
-    stream = jit_model_function(spec, lambda model: init_stream(model, cache))(params)
-    for segment_T in np.split(ids_T, range(SEGMENT_TOKENS, len(ids_T), SEGMENT_TOKENS)):
-        segment_BT = segment_T[None].astype(np.int32)
-        next_id, stream = sample_step(params, stream, segment_BT, make_key(seed, 0))
+    stream = jit_model_function(spec, lambda model: init_stream(model, bounded_cache))(params)
+    seed_key = jax.random.key(seed)
+    for segment_T in np.split(strip_loss_mask(ids_T), range(SEGMENT_TOKENS, len(ids_T), SEGMENT_TOKENS)):
+        id_BT = segment_T[None].astype(np.int32)
+        next_id, stream = sample_step(params, stream, id_BT, jax.random.fold_in(seed_key, 0))
     for index in range(1, num_tokens + 1):
         if int(next_id) == spec.data.end_token:
             return
         yield int(next_id)
         if index < num_tokens:
-            next_id, stream = sample_step(
-                params, stream, next_id[None, None].astype(jnp.int32), make_key(seed, index)
-            )
-
-
-def make_key(seed: int, index: int) -> jax.Array:
-    return jax.random.fold_in(jax.random.key(seed), index)
-
-
-SEGMENT_TOKENS = 1024  # maximum number of tokens that are read at once
+            id_BT = next_id[None, None].astype(jnp.int32)
+            next_id, stream = sample_step(params, stream, id_BT, jax.random.fold_in(seed_key, index))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,7 +83,7 @@ class StreamingLoss:
 
 def check_streaming(spec: Spec, cache: CacheConfig) -> None:
     """Raise UserError if a model cannot read token by token, or lacks positions for a cache."""
-    mask, cache_option = spec.model.mask, f'--cache={cache}'
+    mask = spec.model.mask
     if spec.data.task != 'text':
         raise UserError(f'the run has config.data.task={spec.data.task}, which is not text; give a run of task=text')
     if mask.prefix:
@@ -108,15 +92,11 @@ def check_streaming(spec: Spec, cache: CacheConfig) -> None:
             'when a text is read token by token; give a run without prefix'
         )
     if mask.block:
-        raise UserError(
-            f'config.model.mask.block={mask.block} splits windows into blocks, which {cache_option} does not '
-            'support; give a run without block'
-        )
+        raise UserError(f'config.model.mask.block={mask.block} has no KV cache; give a run without block')
     last_position = spec.data.length + count_sink_tokens(spec) - 1
     if spec.model.position == 'learned' and cache.size > last_position:
         raise UserError(
-            f'{cache_option} needs position {cache.size}, and the model has positions 0 to {last_position}; '
-            'lower x + y'
+            f'--cache={cache} needs position {cache.size}, and the model has 0 to {last_position}; lower x + y'
         )
 
 

@@ -1,11 +1,14 @@
-"""The training loop: steps, logging, evaluations, checkpoints, and stop requests."""
+"""The training loop: setup, steps, what is due after each step, and the end of a run."""
 
 import contextlib
 import dataclasses
 import functools
 import math
+import platform
+import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import jax
 
@@ -13,24 +16,27 @@ from sinklab.attn.backends import BackendChoice
 from sinklab.checkpoint.checkpointer import Checkpointer
 from sinklab.config.spec import Hardware, Spec
 from sinklab.data.prefetch import prefetch
-from sinklab.data.run_data import RunData
+from sinklab.data.run_data import RunData, load_run_data
 from sinklab.environment import describe_environment
+from sinklab.errors import UserError
 from sinklab.metrics.registry import HEADLINE_METRIC
 from sinklab.model import flops
-from sinklab.parallel import sharding
-from sinklab.process_group import ProcessGroup, broadcast_from_primary, describe_difference, set_hang_timer
+from sinklab.parallel import device_mesh, sharding
+from sinklab.process_group import (
+    ProcessGroup,
+    broadcast_from_primary,
+    check_equal_on_all,
+    describe_difference,
+    run_on_all_or_raise,
+    set_hang_timer,
+)
 from sinklab.resume_checks import check_run_dir, list_changes
 from sinklab.run_dir import MetricsWriter, RunDir
-from sinklab.storage.folder_lock import DEFAULT_GRACE_SECONDS, FolderTakenError
+from sinklab.storage.files import poll_until
+from sinklab.storage.folder_lock import DEFAULT_GRACE_SECONDS, FolderTakenError, hold_folder, read_owner
+from sinklab.storage.paths import is_remote
 from sinklab.train import memory_estimate, sink_probe, state, step, warm_start
-from sinklab.train.callbacks import (
-    Callback,
-    StateCallback,
-    StateFunction,
-    parse_state_callback,
-    summarize_newest_attempt,
-)
-from sinklab.train.replica_check import make_mismatch_finder
+from sinklab.train.callbacks import Callback, StateCallback, StateFunction, summarize_newest_attempt
 from sinklab.train.run_outcome import (
     DivergedError,
     ReplicaMismatchError,
@@ -38,49 +44,13 @@ from sinklab.train.run_outcome import (
     collect_stop_signals,
     write_outcome,
 )
-from sinklab.train.setup import hold_run_dir, make_row_content, set_up_run
 from sinklab.train.validation_loss import make_validation_fn
 
-MAX_STEPS_TO_STOP = 3  # maximum number of steps between a signal and the saved state
 PREFETCH_DEPTH = 16  # maximum number of batches that are read and put on devices before their steps
+SAVE_REQUEST = 1  # what a process requests by a step: 0 for nothing, 1 for a save, the number of a signal for a stop
 
-
-@dataclasses.dataclass(frozen=True)
-class Request:
-    """A request to all processes after a step: save a checkpoint, or save it and stop.
-
-    Each process passes its request to the step as one number, of which the step returns the largest: 0 for nothing,
-    1 for a save, and the number of a signal, which is larger, for a stop.
-    """
-
-    save: bool = False
-    stop_signal: int | None = None
-
-    @classmethod
-    def decode(cls, number: int) -> 'Request':
-        return cls(save=number == 1, stop_signal=number if number > 1 else None)
-
-    def encode(self) -> int:
-        return self.stop_signal or int(self.save)
-
-    def __bool__(self) -> bool:
-        return self.encode() > 0
-
-    def __or__(self, other: 'Request') -> 'Request':
-        return max(self, other, key=Request.encode)
-
-
-@dataclasses.dataclass(frozen=True)
-class Evaluation:
-    """An evaluation that every run has: the validation loss or the probe.
-
-    It also runs before the first step and after the last one. If an attempt stops before a due evaluation, the next
-    attempt runs it first.
-    """
-
-    compute: Callable[[int, dict], dict[str, float]]  # (step, train state) -> metrics
-    every_steps: int
-    metric: str  # a record without this metric shows that the evaluation has not run
+# Spec, layout, mesh and attention backend: the arguments of functions that make a program of a run.
+ProgramArgs = tuple[Spec, Hardware, jax.sharding.Mesh, str]
 
 
 def train(
@@ -120,49 +90,423 @@ def train(
         StoppedBySignal: A signal requested a stop, and a checkpoint was saved.
         ReplicaMismatchError: Replicas or processes hold different values.
     """
-    parsed_callbacks = tuple(map(parse_state_callback, state_callbacks))
+    functions = [StateCallback(*pair) for pair in state_callbacks]
     group = group or ProcessGroup()
-    run_dir = RunDir(run_dir.path, is_writable=group.process_index == 0)
-    broadcast_from_primary(group, lambda: check_run_dir(run_dir, spec))
-    with hold_run_dir(run_dir, group, grace_seconds) as check_owner:
-        broadcast_from_primary(
-            group, lambda: check_run_dir(run_dir, spec)
-        )  # the previous owner of the lease may have changed it
-        with write_outcome(run_dir):
-            warm_start.check_warm_start(origin, spec, run_dir, group)
-            hardware, mesh, backend_choice, data = set_up_run(spec, hardware, run_dir, group)
-            row = make_row_content(origin, spec, run_dir, row, data, group)
-            broadcast_from_primary(group, lambda: run_dir.initialize(spec, row, data.tokenizer))
-            checkpointer = Checkpointer(run_dir, spec.checkpoint, data.fingerprint, group, check_owner)
-            oom_translation = memory_estimate.translate_async_oom_errors(
-                (spec, hardware, mesh, backend_choice.backend)
-            )
-            with jax.set_mesh(mesh), oom_translation, close_checkpointer(checkpointer):
-                loop = TrainLoop(
-                    spec=spec,
-                    hardware=hardware,
-                    mesh=mesh,
-                    backend_choice=backend_choice,
-                    run_dir=run_dir,
-                    data=data,
-                    checkpointer=checkpointer,
-                    callbacks=callbacks if group.process_index == 0 else (),
-                    state_callbacks=parsed_callbacks,
-                    group=group,
-                    check_owner=check_owner,
-                    grace_seconds=grace_seconds,
-                    step_timeout=step_timeout,
-                )
-                loop.run(origin)
+    if group.process_index > 0:
+        run_dir, callbacks = RunDir(run_dir.path, is_writable=False), ()
+    run_attempt(spec, hardware, run_dir, row, callbacks, functions, group, origin, grace_seconds, step_timeout)
     return run_dir.read_records() if group.process_index == 0 else []
+
+
+def run_attempt(
+    spec: Spec,
+    hardware: Hardware,
+    run_dir: RunDir,
+    row: dict,
+    callbacks: Sequence[Callback],
+    state_callbacks: list[StateCallback],
+    group: ProcessGroup,
+    origin: warm_start.WarmStart | None,
+    grace_seconds: float,
+    step_timeout: float,
+) -> None:
+    """Run one attempt at a run, from its setup to its last step; see `train`."""
+    is_primary = group.process_index == 0
+    with contextlib.ExitStack() as stack:
+        # Lock the run directory. It is checked before, so that no file is written into a directory that is refused,
+        # and again, because another job may have used it until now.
+        broadcast_from_primary(group, lambda: check_run_dir(run_dir, spec))
+        check_owner = stack.enter_context(hold_run_dir(run_dir, group, grace_seconds))
+        broadcast_from_primary(group, lambda: check_run_dir(run_dir, spec))
+        stack.enter_context(write_outcome(run_dir))
+
+        # Set up the layout, the attention backend, the data and the files of the run.
+        warm_start.check_warm_start(origin, spec, run_dir, group)
+        hardware, mesh, backend_choice, data = set_up(spec, hardware, run_dir, group)
+        program_args = spec, hardware, mesh, backend_choice.backend
+        broadcast_from_primary(group, lambda: initialize_run_dir(run_dir, spec, row, data, origin))
+        stack.enter_context(jax.set_mesh(mesh))
+        checkpointer = Checkpointer(run_dir, spec.checkpoint, data.fingerprint, group, check_owner)
+        stack.enter_context(close_checkpointer(checkpointer))
+        for callback in callbacks:
+            stack.callback(callback.on_train_end)
+
+        # Find the step to resume from. Evaluations that an earlier attempt did not reach are missing at that step.
+        start_step = broadcast_from_primary(group, run_dir.read_start_step)
+        resume_step, damage_lines = warm_start.prepare_first_checkpoint(
+            origin, spec, mesh, start_step, checkpointer
+        )
+        layout_lines = memory_estimate.format_device_layout(*program_args)
+        send_messages(callbacks, [*damage_lines, *data.messages, *layout_lines])
+        evaluator = Evaluator(program_args, data, run_dir, state_callbacks, start_step)
+        logged_names, seconds = broadcast_from_primary(group, lambda: read_resume_record(run_dir, resume_step))
+        missing_evals = [name for name in evaluator.find_due(resume_step).evaluations if name not in logged_names]
+        steps = range(resume_step + 1, spec.optimizer.steps + 1)
+        if not steps and not missing_evals:
+            return
+        start_time = time.perf_counter() - seconds
+
+        # Restore or initialize the state.
+        data.start_prefetch(resume_step)
+        if checkpointer.newest_step is None:
+            train_state = state.create_state(spec, mesh)
+        else:
+            train_state = checkpointer.restore(resume_step, state.make_abstract_state(spec, mesh))
+        if is_primary:
+            check_owner()
+            attempts = record_attempt(run_dir, spec, hardware, mesh, backend_choice, resume_step)
+            for callback in callbacks:
+                callback.on_train_begin(*summarize_newest_attempt(run_dir, attempts))
+        if fallback_line := backend_choice.describe_fallback():  # repeated at the end, after thousands of lines
+            stack.callback(send_messages, callbacks, [fallback_line])
+        writer = stack.enter_context(contextlib.closing(MetricsWriter(run_dir, resume_step, check_owner)))
+        logger = MetricsLogger(spec, mesh, data, writer, callbacks, start_time)
+        if missing_evals:
+            record = {'step': resume_step, 'seconds': logger.get_seconds()}
+            record |= evaluator.evaluate(missing_evals, resume_step, train_state['params'])
+            logger.report_record(record, is_logged=True)
+        if not steps:
+            return
+
+        # Compile the step.
+        run_step = compile_step(program_args, train_state)
+        find_replica_mismatch = state.make_mismatch_finder(spec, mesh)
+        make_request_array = functools.cache(functools.partial(sharding.make_per_device_array, mesh=mesh))
+        batch_shape = spec.optimizer.batch_size, spec.data.length + 1
+
+        def load_batch(step_num: int) -> jax.Array:
+            read_rows = functools.partial(data.batches.read_rows, step_num - 1)
+            return sharding.load_batch(read_rows, batch_shape, mesh)
+
+        batches = stack.enter_context(contextlib.closing(prefetch(load_batch, steps, PREFETCH_DEPTH)))
+        received_signals = stack.enter_context(collect_stop_signals())
+        stack.callback(set_hang_timer, 0)
+        last_save_time = time.monotonic()
+        has_warned = False
+        logger.restart_timer()
+
+        # Metrics of a step are read while the next step computes, unless the state is needed, which the next step
+        # donates. All processes do the same, because a step returns the largest request of all processes.
+        unread_metrics = None  # of the step before
+        for step_num in steps:
+            if group.process_count > 1:
+                set_hang_timer(step_timeout)
+            check_owner()
+            checkpointer.raise_save_error()
+            if not has_warned and (checkpointer.save_seconds or 0.0) > grace_seconds:
+                has_warned = True
+                send_messages(callbacks, [describe_short_grace(checkpointer.save_seconds, grace_seconds)])
+            is_save_due = is_primary and 0 < 60 * spec.checkpoint.every_minutes < time.monotonic() - last_save_time
+            own_request = max([*received_signals, SAVE_REQUEST if is_save_due else 0])
+            with jax.profiler.StepTraceAnnotation('train', step_num=step_num):
+                train_state, step_metrics = run_step(train_state, next(batches), make_request_array(own_request))
+            request = 0
+            if unread_metrics:
+                metrics, request = read_metrics(step_num - 1, unread_metrics, checkpointer)
+                logger.report_record(logger.make_record(step_num - 1, metrics), logger.is_logged(step_num - 1))
+            due = evaluator.find_due(step_num)
+            if not request and not any(due):
+                unread_metrics = step_metrics
+                continue
+
+            # Evaluate. Before a stop there is no time for that: the next attempt finds what is missing.
+            metrics, newer_request = read_metrics(step_num, step_metrics, checkpointer)
+            unread_metrics, request = None, max(request, newer_request)
+            is_stopping = request > SAVE_REQUEST
+            record = logger.make_record(step_num, metrics)
+            if not is_stopping:
+                record |= evaluator.evaluate(due.evaluations, step_num, train_state['params'])
+            try:
+                for state_callback in due.callbacks if not is_stopping else []:
+                    record |= state_callback.call(step_num, record, train_state)
+            finally:  # also after an error in a state callback: the state is correct, and the run can resume from it
+                is_logged = logger.is_logged(step_num) or bool(due.evaluations or due.callbacks)
+                logger.report_record(record, is_logged)
+                if request or due.save:
+                    mismatch = find_replica_mismatch(train_state['params'])
+                    check_replicas(step_num, mismatch, metrics, data, group)
+                    writer.upload()
+                    checkpointer.save(step_num, train_state)
+                    last_save_time = time.monotonic()
+            if is_stopping:
+                checkpointer.wait_until_finished()  # while further signals are collected: a scheduler may repeat it
+                raise StoppedBySignal(request, step_num)
+            logger.restart_timer()
+
+
+class DueWork(NamedTuple):
+    """What is due after a step and needs its state."""
+
+    evaluations: list[str]  # names of metrics; a record without the metric shows that the evaluation has not run
+    callbacks: list[StateCallback]
+    save: bool
+
+
+class Evaluator:
+    """The evaluations that every run has: the validation loss and the sink probe."""
+
+    def __init__(
+        self,
+        program_args: ProgramArgs,
+        data: RunData,
+        run_dir: RunDir,
+        state_callbacks: list[StateCallback],
+        start_step: int,
+    ):
+        self.spec, _, mesh, _ = program_args
+        self.data, self.run_dir, self.state_callbacks, self.start_step = data, run_dir, state_callbacks, start_step
+        translate_oom = memory_estimate.translate_oom_error_of_first_call
+        self.compute_valid_loss = translate_oom(make_validation_fn(*program_args), 'validation', program_args)
+        self.compute_probe = translate_oom(sink_probe.make_probe(self.spec, mesh), 'the probe', program_args)
+
+    def find_due(self, step_num: int) -> DueWork:
+        """Find what is due after a step; evaluations also before the first step, everything after the last one."""
+
+        def is_due(every_steps: int) -> bool:
+            return is_last or is_multiple(step_num, every_steps)
+
+        is_last = step_num == self.spec.optimizer.steps
+        intervals = {'valid/loss': self.spec.valid.every_steps, HEADLINE_METRIC.name: self.spec.probe.every_steps}
+        return DueWork(
+            [name for name, every in intervals.items() if is_due(every) or step_num == self.start_step],
+            [callback for callback in self.state_callbacks if is_due(callback.every)],
+            is_due(self.spec.checkpoint.every_steps),
+        )
+
+    def evaluate(self, names: list[str], step_num: int, params: dict) -> dict[str, float]:
+        """Return the metrics of evaluations, and save the arrays of the probe; raises DivergedError."""
+        metrics = {}
+        if 'valid/loss' in names:
+            metrics |= self.compute_valid_loss(params, self.data.valid_NT, self.data.find_valid_triggers())
+        if HEADLINE_METRIC.name in names:
+            ids_PT = self.data.probe_PT
+            arrays = self.compute_probe(params, ids_PT)
+            setting = sink_probe.get_probe_setting(self.spec)
+            if self.run_dir.is_writable:
+                sink_probe.save_probe(self.run_dir.get_probe_path(step_num), arrays, setting)
+            metrics |= sink_probe.compute_probe_metrics(arrays, self.spec, self.data.is_trigger(ids_PT))
+        if not all(map(math.isfinite, metrics.values())):
+            raise DivergedError(step_num, metrics)
+        return metrics
+
+
+class MetricsLogger:
+    """Writer of the records of a run, which also passes them to callbacks and measures the speed."""
+
+    def __init__(
+        self,
+        spec: Spec,
+        mesh: jax.sharding.Mesh,
+        data: RunData,
+        writer: Any,
+        callbacks: Sequence[Callback],
+        start_time: float,
+    ):
+        self.spec, self.data, self.writer, self.callbacks = spec, data, writer, callbacks
+        self.peak_flops = memory_estimate.compute_mesh_peak_flops(mesh)
+        self.start_time = start_time  # on the clock of this process, as if the run had never stopped
+        self.restart_timer()
+
+    def get_seconds(self) -> float:
+        """Return the training time of the run over all attempts."""
+        return time.perf_counter() - self.start_time
+
+    def restart_timer(self) -> None:
+        """Restart the measurement of the speed, to exclude a pause."""
+        self.timer_start, self.num_steps = time.perf_counter(), 0
+
+    def is_logged(self, step_num: int) -> bool:
+        return is_multiple(step_num, self.spec.log.every_steps)
+
+    def make_record(self, step_num: int, metrics: dict[str, float]) -> dict[str, Any]:
+        """Make the record of a step, once for each step; with the speed and the epochs if the step is logged."""
+        record = {'step': step_num, 'seconds': self.get_seconds(), **metrics}
+        self.num_steps += 1
+        if self.is_logged(step_num):
+            steps_per_second = self.num_steps / (time.perf_counter() - self.timer_start)
+            tokens = self.spec.optimizer.batch_size * self.spec.data.length
+            record['speed/tokens_per_second'] = steps_per_second * tokens
+            if self.peak_flops:
+                record['speed/mfu'] = steps_per_second * flops.count_step_flops(self.spec) / self.peak_flops
+            record |= self.data.batches.count_epochs(step_num)
+        return record
+
+    def report_record(self, record: dict[str, Any], is_logged: bool) -> None:
+        """Append a record to metrics.jsonl if it is logged, and pass it to callbacks."""
+        if is_logged:
+            self.writer.append(record)
+        for callback in self.callbacks:
+            callback.on_record(record, is_logged)
+        if is_logged:
+            self.restart_timer()
+
+
+def compile_step(program_args: ProgramArgs, train_state: dict) -> Callable:
+    """Compile the train step; raises UserError if the device memory does not suffice for it."""
+    spec, _, mesh, _ = program_args
+    lowered = step.make_train_step(*program_args).lower(train_state, *step.make_abstract_inputs(spec, mesh))
+    with memory_estimate.translate_oom_errors('the step', program_args):
+        compiled_step = lowered.compile()
+    return memory_estimate.translate_oom_error_of_first_call(compiled_step, 'the step', program_args)
+
+
+def is_multiple(step_num: int, every_steps: int) -> bool:
+    return every_steps > 0 and step_num % every_steps == 0
+
+
+def send_messages(callbacks: Sequence[Callback], lines: Iterable[str]) -> None:
+    for line in lines:
+        for callback in callbacks:
+            callback.on_message(line)
+
+
+def describe_short_grace(save_seconds: float, grace_seconds: float) -> str:
+    return (
+        f'a save takes {save_seconds:.2g} s, longer than --grace={grace_seconds:g}: a stopped run may be killed '
+        'before it is saved; request a longer grace period, and pass it as --grace'
+    )
+
+
+def read_metrics(
+    step_num: int, device_metrics: dict[str, jax.Array], checkpointer: Checkpointer
+) -> tuple[dict[str, float], int]:
+    """Wait for the end of a step, and return its metrics and the largest request of all processes.
+
+    Raises:
+        DivergedError: A metric is not finite. The checkpoint of the step before, whose parameters gave the metric, is
+            deleted.
+    """
+    metrics = {name: float(value) for name, value in jax.device_get(device_metrics).items()}
+    request = int(metrics.pop('request'))
+    if not all(map(math.isfinite, metrics.values())):
+        checkpointer.delete_if_newest(step_num - 1)
+        raise DivergedError(step_num, metrics)
+    return metrics, request
+
+
+def check_replicas(
+    step_num: int, mismatch: str | None, metrics: dict[str, float], data: RunData, group: ProcessGroup
+) -> None:
+    """Raise ReplicaMismatchError for a given mismatch, or if processes have different data or metrics."""
+    if group.process_count > 1 and not mismatch:
+        local_values = {'the batch': data.batches.compute_digest(step_num - 1)}
+        local_values |= {name: value.hex() for name, value in metrics.items()}
+        mismatch = describe_difference(group.all_gather(local_values))
+    if mismatch:
+        raise ReplicaMismatchError(step_num, mismatch)
+
+
+@contextlib.contextmanager
+def hold_run_dir(run_dir: RunDir, group: ProcessGroup, grace_seconds: float) -> Iterator[Callable[[], None]]:
+    """Hold a run directory on process 0, and check that all processes see it; yield what `hold_folder` yields."""
+    with contextlib.ExitStack() as stack:
+        checks: list[Callable[[], None]] = [lambda: None]
+
+        def hold_on_primary() -> str:
+            checks.append(stack.enter_context(hold_folder(run_dir.path, grace_seconds)))
+            return read_owner(run_dir.path)['token']
+
+        token = broadcast_from_primary(group, hold_on_primary)
+        visible = group.all_gather(poll_until(lambda: read_owner(run_dir.path).get('token') == token))
+        if not all(visible):
+            raise UserError(
+                f'process {visible.index(False)} does not see the files that process 0 writes in {run_dir}; give one '
+                'shared folder as --workdir to all processes'
+            )
+        yield checks[-1]
+
+
+def set_up(
+    spec: Spec, hardware: Hardware, run_dir: RunDir, group: ProcessGroup
+) -> tuple[Hardware, jax.sharding.Mesh, BackendChoice, RunData]:
+    """Choose the layout and the attention backend, check memory and disk, and load the data.
+
+    Returns:
+        The layout with the chosen micro-batch and remat policy, the mesh, the attention backend, and the data. They
+        agree on all processes.
+    """
+    host_names = group.all_gather(platform.node())
+    num_local_processes = host_names.count(host_names[group.process_index])  # they share the memory of this host
+    memory_bytes = min(group.all_gather(device_mesh.get_device_memory_bytes(num_local_processes)))
+
+    def choose_layout() -> tuple[Hardware, jax.sharding.Mesh, BackendChoice]:
+        mesh = device_mesh.make_mesh(hardware)
+        memory_estimate.check_layout(spec, hardware, mesh)
+        local_devices = jax.local_devices()
+        is_cpu = local_devices[0].platform == 'cpu'  # devices of a host share its memory
+        sink_probe.check_probe_memory(spec, memory_bytes * len(local_devices) if is_cpu else memory_bytes)
+        layout = dataclasses.replace(hardware, micro_batch=memory_estimate.choose_micro_batch(spec, hardware, mesh))
+        memory_estimate.check_batch_memory(spec, layout, mesh, memory_bytes)
+        choice = step.choose_verified_backend(spec, layout)
+        remat = memory_estimate.choose_remat_policy(spec, layout, mesh, choice.backend, memory_bytes)
+        return dataclasses.replace(layout, remat=remat), mesh, choice
+
+    layout, mesh, backend_choice = run_on_all_or_raise(group, choose_layout)
+    check_equal_on_all(group, {'the attention backend': backend_choice.backend})
+    broadcast_from_primary(group, lambda: check_disk_space(spec, run_dir, mesh))
+    local_fraction = sharding.compute_local_fraction(mesh, spec.optimizer.batch_size)
+    data = run_on_all_or_raise(group, lambda: load_run_data(spec, local_fraction))
+    check_equal_on_all(group, {f'the data ({name})': value for name, value in data.fingerprint.items()})
+    return layout, mesh, backend_choice, data
+
+
+def check_disk_space(spec: Spec, run_dir: RunDir, mesh: jax.sharding.Mesh) -> None:
+    """Raise UserError if the disk of a run directory, which exists, has no space for its checkpoints."""
+    saved_steps = run_dir.list_checkpoint_steps()
+    if is_remote(run_dir.path) or spec.optimizer.steps in saved_steps:
+        return
+    num_copies = spec.checkpoint.keep + 1  # one more while the newest is being written
+    needed_bytes = max(0, num_copies - len(saved_steps)) * state.count_bytes(state.make_abstract_state(spec, mesh))
+    free_bytes = shutil.disk_usage(run_dir.path).free
+    if needed_bytes > free_bytes:
+        raise UserError(
+            f'{run_dir} has {free_bytes / 1e9:.2f} GB of free space, and {num_copies} checkpoints need '
+            f'{needed_bytes / 1e9:.2f} GB more; free some space, choose another --workdir, or lower '
+            'config.checkpoint.keep'
+        )
+
+
+def initialize_run_dir(
+    run_dir: RunDir, spec: Spec, row: dict, data: RunData, origin: warm_start.WarmStart | None
+) -> None:
+    """Write the initial files of a new run; those of a fork name its parent."""
+    if origin and not run_dir.has_run():
+        row = row | {'from': warm_start.describe_lineage(origin, spec, run_dir, data.fingerprint)}
+    run_dir.initialize(spec, row, data.tokenizer)
+
+
+def read_resume_record(run_dir: RunDir, resume_step: int) -> tuple[list[str], float]:
+    """Return the names of the metrics that are logged at a step, and the seconds that the run took to reach it."""
+    record = next((record for record in run_dir.read_records() if record['step'] == resume_step), {})
+    return list(record), run_dir.read_elapsed_seconds(resume_step)
+
+
+def record_attempt(
+    run_dir: RunDir, spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, choice: BackendChoice, resume_step: int
+) -> list[dict[str, Any]]:
+    """Write the start of an attempt to environment.json, and changed fields to config.json; return all attempts."""
+    attempt = dict(
+        step=resume_step,
+        attention=str(choice),
+        micro_batch=hardware.get_micro_batch_size(spec.optimizer.batch_size),
+        remat=hardware.remat,
+    )
+    if changes := list_changes(run_dir, spec):
+        attempt['changes'] = changes
+    attempts = [*run_dir.read_environment().get('attempts', []), attempt]
+    layout = dataclasses.asdict(hardware) | dict(mesh.shape)
+    run_dir.write_json('environment', describe_environment(layout, str(choice), attempts))
+    if changes:
+        run_dir.write_json('config', dataclasses.asdict(spec))
+    return attempts
 
 
 @contextlib.contextmanager
 def close_checkpointer(checkpointer: Checkpointer) -> Iterator[None]:
     """Wait for unfinished saves at the end of a run.
 
-    If all processes end in the same way, each waits for all of them. If the lease is lost, nothing is awaited,
-    because the directory belongs to another job.
+    If all processes end in the same way, each waits for all of them. Nothing is awaited if the directory
+    belongs to another job by now.
     """
     with contextlib.ExitStack() as stack:
         stack.callback(checkpointer.close)
@@ -175,377 +519,3 @@ def close_checkpointer(checkpointer: Checkpointer) -> Iterator[None]:
             checkpointer.wait_on_all_processes()
             raise
         checkpointer.wait_on_all_processes()
-
-
-@dataclasses.dataclass
-class TrainLoop:
-    """One attempt at a run: its compiled functions, and the work that is due after each step."""
-
-    spec: Spec
-    hardware: Hardware
-    mesh: jax.sharding.Mesh
-    backend_choice: BackendChoice
-    run_dir: RunDir
-    data: RunData
-    checkpointer: Checkpointer
-    callbacks: tuple[Callback, ...]
-    state_callbacks: tuple[StateCallback, ...]
-    group: ProcessGroup
-    check_owner: Callable[[], None]
-    grace_seconds: float
-    step_timeout: float
-    has_warned: bool = False
-
-    def __post_init__(self):
-        self.start_step = broadcast_from_primary(self.group, self.run_dir.read_start_step)
-        self.program_args = program_args = self.spec, self.hardware, self.mesh, self.backend_choice.backend
-        self.translate_oom = functools.partial(memory_estimate.translate_oom_errors, program_args=program_args)
-        self.train_step = step.make_train_step(*program_args)
-        self.compute_valid_loss = self.translate_oom('validation')(make_validation_fn(*program_args))
-        self.compute_probe_arrays = self.translate_oom('the probe')(sink_probe.make_probe(self.spec, self.mesh))
-        self.evaluations = (
-            Evaluation(self.run_validation, self.spec.valid.every_steps, 'valid/loss'),
-            Evaluation(self.run_probe, self.spec.probe.every_steps, HEADLINE_METRIC.name),
-        )
-        self.last_save_time = time.monotonic()
-        self.find_replica_mismatch = make_mismatch_finder(self.spec, self.mesh, self.group)
-        self.peak_flops = memory_estimate.compute_mesh_peak_flops(self.mesh)
-        self.make_request_array = functools.cache(functools.partial(sharding.make_per_device_array, mesh=self.mesh))
-
-    def run(self, origin: warm_start.WarmStart | None) -> None:
-        """Run the attempt, and report its end to callbacks, also after an error."""
-        with contextlib.ExitStack() as stack:
-            for callback in self.callbacks:
-                stack.callback(callback.on_train_end)
-            self.run_attempt(origin)
-
-    def run_attempt(self, origin: warm_start.WarmStart | None) -> None:
-        resume_step, damage_lines = warm_start.prepare_first_checkpoint(
-            origin, self.spec, self.mesh, self.start_step, self.checkpointer
-        )
-        for line in (
-            *damage_lines,
-            *self.data.messages,
-            *memory_estimate.format_device_layout(*self.program_args),
-        ):
-            self.send_message(line)
-        missing_evals = broadcast_from_primary(self.group, lambda: self.find_missing_evals(resume_step))
-        if self.is_last(resume_step) and not missing_evals:
-            return
-        self.step_timer = StepTimer(
-            broadcast_from_primary(self.group, lambda: self.run_dir.read_elapsed_seconds(resume_step))
-        )
-        with (
-            self.report_fallback_at_exit(),
-            contextlib.closing(MetricsWriter(self.run_dir, resume_step, self.check_owner)) as self.metrics_writer,
-        ):
-            restored_state = self.restore(resume_step)
-            self.record_attempt(resume_step)
-            train_state = restored_state or state.create_state(self.spec, self.mesh)
-            self.run_missing_evals(resume_step, missing_evals, train_state)
-            if self.is_last(resume_step):
-                return
-            compiled_step = self.compile_step(train_state)
-            with collect_stop_signals() as self.received_signals, contextlib.ExitStack() as stack:
-                stack.callback(set_hang_timer, 0)
-                self.run_steps(compiled_step, train_state, resume_step)
-
-    @contextlib.contextmanager
-    def report_fallback_at_exit(self) -> Iterator[None]:
-        """Log at exit that a kernel failed and that another backend computed attention.
-
-        The start of the attempt reports it too, but thousands of lines earlier.
-        """
-        try:
-            yield
-        finally:
-            if line := self.backend_choice.describe_fallback():
-                self.send_message(line)
-
-    def restore(self, resume_step: int) -> dict | None:
-        """Restore the train state of a step; return None for a new run, which has no checkpoint."""
-        if self.checkpointer.newest_step != resume_step:
-            return None
-        return self.checkpointer.restore(resume_step, state.make_abstract_state(self.spec, self.mesh))
-
-    def record_attempt(self, resume_step: int) -> None:
-        """Write the start of this attempt to environment.json, and report it to callbacks."""
-        changes = list_changes(self.run_dir, self.spec)
-        attempt = dict(
-            step=resume_step,
-            attention=str(self.backend_choice),
-            micro_batch=self.hardware.get_micro_batch_size(self.spec.optimizer.batch_size),
-            remat=self.hardware.remat,
-        )
-        attempt |= dict(changes=changes) if changes else {}
-        attempts = [*self.run_dir.read_environment().get('attempts', []), attempt]
-        self.check_owner()
-        layout = dataclasses.asdict(self.hardware) | dict(self.mesh.shape)
-        self.run_dir.write_json('environment', describe_environment(layout, str(self.backend_choice), attempts))
-        if changes:
-            self.run_dir.write_json('config', dataclasses.asdict(self.spec))
-        for callback in self.callbacks:
-            callback.on_train_begin(*summarize_newest_attempt(self.run_dir, attempts))
-
-    def run_missing_evals(self, resume_step: int, missing_evals: list[str], train_state: dict) -> None:
-        """Run the evaluations whose metrics are missing, and log them."""
-        if missing_evals:
-            record = {'step': resume_step, 'seconds': self.step_timer.get_total_seconds()}
-            evaluations = [evaluation for evaluation in self.evaluations if evaluation.metric in missing_evals]
-            self.report_record(record | self.run_evals(evaluations, resume_step, train_state), is_logged=True)
-
-    def run_steps(self, compiled_step: Callable, train_state: dict, resume_step: int) -> None:
-        """Run the steps.
-
-        The metrics of a step are read while the next step computes. If the state after a step is needed, they are
-        read at once, because the next step donates the state.
-        """
-        steps = range(resume_step + 1, self.spec.optimizer.steps + 1)
-        unread_metrics, request = None, Request()
-        with contextlib.closing(prefetch(self.load_batch, steps, PREFETCH_DEPTH)) as batches:
-            for step_num in steps:
-                with jax.profiler.StepTraceAnnotation('train', step_num=step_num):
-                    train_state, step_metrics = compiled_step(
-                        train_state, next(batches), self.make_request_array(self.get_local_request().encode())
-                    )
-                if unread_metrics:
-                    metrics, request = self.finish_step(step_num - 1, unread_metrics)
-                    self.log_step(step_num - 1, metrics)
-                unread_metrics = step_metrics
-                if request or self.is_state_needed(step_num):
-                    metrics, newer_request = self.finish_step(step_num, step_metrics)
-                    self.evaluate_and_save(step_num, metrics, train_state, request | newer_request)
-                    unread_metrics, request = None, Request()
-
-    def compile_step(self, train_state: dict) -> Callable:
-        """Compile the train step."""
-        translate_oom = self.translate_oom('the step')
-        lowered = self.train_step.lower(train_state, *step.make_abstract_inputs(self.spec, self.mesh))
-        compiled_step = translate_oom(lowered.compile)()
-        self.step_timer.restart()
-        return translate_oom(compiled_step)
-
-    def load_batch(self, step_num: int) -> jax.Array:
-        shape = self.spec.optimizer.batch_size, self.spec.data.length + 1
-        return sharding.load_batch(functools.partial(self.data.batches.read_rows, step_num - 1), shape, self.mesh)
-
-    def get_local_request(self) -> Request:
-        """Return the request of this process: stop after a signal, or save by the clock of process 0."""
-        if self.received_signals:
-            return Request(stop_signal=self.received_signals[0])
-        save_seconds = 60 * self.spec.checkpoint.every_minutes
-        is_overdue = time.monotonic() - self.last_save_time > save_seconds
-        return Request(save=bool(save_seconds and self.group.process_index == 0 and is_overdue))
-
-    def is_state_needed(self, step_num: int) -> bool:
-        """Return whether an evaluation, a state callback or a save is due after a step, which needs its state."""
-        return bool(
-            self.list_due_evals(step_num)
-            or self.list_due_state_callbacks(step_num)
-            or is_due(step_num, self.spec.checkpoint.every_steps)
-        )
-
-    def list_due_evals(self, step_num: int) -> list[Evaluation]:
-        """List the evaluations that are due after a step; all of them at the start and after the last step."""
-        is_edge = step_num == self.start_step or self.is_last(step_num)
-        return [each for each in self.evaluations if is_edge or is_due(step_num, each.every_steps)]
-
-    def list_due_state_callbacks(self, step_num: int) -> list[StateCallback]:
-        """List the state callbacks that are due after a step; all of them after the last step."""
-        is_last = self.is_last(step_num)
-        return [callback for callback in self.state_callbacks if is_last or is_due(step_num, callback.every)]
-
-    def find_missing_evals(self, step_num: int) -> list[str]:
-        """Find evaluations that were due after a step and are missing in metrics.jsonl, as after a stop.
-
-        Returns:
-            The metrics of these evaluations.
-        """
-        logged_record = next((record for record in self.run_dir.read_records() if record['step'] == step_num), {})
-        due_metrics = [evaluation.metric for evaluation in self.list_due_evals(step_num)]
-        return [metric for metric in due_metrics if metric not in logged_record]
-
-    def is_last(self, step_num: int) -> bool:
-        return step_num == self.spec.optimizer.steps
-
-    def finish_step(self, step_num: int, device_metrics: dict[str, jax.Array]) -> tuple[dict[str, float], Request]:
-        """Wait for the end of a step, count it, and check its metrics.
-
-        Returns:
-            The metrics, and the request of all processes, which is the same on all of them.
-
-        Raises:
-            DivergedError: A metric is not finite. The checkpoint of the step before, whose parameters gave the
-                metric, is deleted.
-            FolderTakenError: Another job owns the run directory.
-        """
-        self.check_owner()
-        if self.group.process_count > 1:
-            set_hang_timer(self.step_timeout)
-        metrics = {name: float(value) for name, value in jax.device_get(device_metrics).items()}
-        request = Request.decode(int(metrics.pop('request')))
-        if not all(map(math.isfinite, metrics.values())):
-            self.checkpointer.delete_if_newest(step_num - 1)
-            raise DivergedError(step_num, metrics)
-        self.step_timer.count_step()
-        return metrics, request
-
-    def make_record(self, step_num: int, metrics: dict[str, float]) -> dict:
-        """Make the record of a step, with the speed and the epochs if the step is logged."""
-        record = {'step': step_num, 'seconds': self.step_timer.get_total_seconds(), **metrics}
-        if self.is_logged(step_num):
-            steps_per_second = self.step_timer.get_steps_per_second()
-            tokens = self.spec.optimizer.batch_size * self.spec.data.length
-            record['speed/tokens_per_second'] = steps_per_second * tokens
-            if self.peak_flops:
-                record['speed/mfu'] = steps_per_second * flops.count_step_flops(self.spec) / self.peak_flops
-            record |= self.data.batches.count_epochs(step_num)
-        return record
-
-    def is_logged(self, step_num: int) -> bool:
-        return is_due(step_num, self.spec.log.every_steps)
-
-    def log_step(self, step_num: int, metrics: dict[str, float]) -> None:
-        """Log a step whose state is not needed."""
-        is_logged = self.is_logged(step_num)
-        self.report_record(self.make_record(step_num, metrics), is_logged)
-        if is_logged:
-            self.check_saves()
-            self.step_timer.restart()
-
-    def evaluate_and_save(
-        self, step_num: int, metrics: dict[str, float], train_state: dict, request: Request
-    ) -> None:
-        """Evaluate, call state callbacks, log the step, save and stop, as far as each is due or requested."""
-        record = self.make_record(step_num, metrics)
-        due_evals, due_callbacks = self.list_due_evals(step_num), self.list_due_state_callbacks(step_num)
-        callback_error = None
-        if not request.stop_signal:
-            record |= self.run_evals(due_evals, step_num, train_state)
-            try:
-                record |= self.call_state_callbacks(due_callbacks, record, train_state)
-            except Exception as error:
-                callback_error = error  # raised after the save: the state is correct, and the run can resume from it
-        self.report_record(record, is_logged=bool(self.is_logged(step_num) or due_evals or due_callbacks))
-        if request or self.is_last(step_num) or is_due(step_num, self.spec.checkpoint.every_steps):
-            self.save_checkpoint(step_num, train_state, metrics)
-        if request.stop_signal:
-            raise StoppedBySignal(request.stop_signal, step_num)
-        if callback_error:
-            raise callback_error
-        if self.is_logged(step_num):
-            self.check_saves()
-        self.step_timer.restart()
-
-    def check_saves(self) -> None:
-        """Raise the error of a failed save, and warn if saves are slow."""
-        self.checkpointer.raise_save_error()
-        self.warn_of_short_grace()
-
-    def run_evals(self, evaluations: list[Evaluation], step_num: int, train_state: dict) -> dict[str, float]:
-        """Run evaluations of the state after a step in this order, and return their metrics.
-
-        Raises:
-            DivergedError: A metric is not finite.
-        """
-        new_metrics: dict[str, float] = {}
-        for evaluation in evaluations:
-            new_metrics |= evaluation.compute(step_num, train_state)
-        if not all(map(math.isfinite, new_metrics.values())):
-            raise DivergedError(step_num, new_metrics)
-        return new_metrics
-
-    def call_state_callbacks(
-        self, callbacks: list[StateCallback], record: dict, train_state: dict
-    ) -> dict[str, float]:
-        """Call the state callbacks of the user, and return their metrics; raises what they raise, or UserError."""
-        new_metrics: dict[str, float] = {}
-        for callback in callbacks:
-            new_metrics |= callback.call(record['step'], record | new_metrics, train_state)
-        return new_metrics
-
-    def run_validation(self, step_num: int, train_state: dict) -> dict[str, float]:
-        """Compute the validation loss."""
-        return self.compute_valid_loss(train_state['params'], self.data.valid_NT, self.data.find_valid_triggers())
-
-    def run_probe(self, step_num: int, train_state: dict) -> dict[str, float]:
-        """Measure attention on the probe sequences, and save the arrays of the probe."""
-        probe_arrays = self.compute_probe_arrays(train_state['params'], self.data.probe_PT)
-        save_arrays = functools.partial(
-            sink_probe.save_probe, probe_arrays=probe_arrays, setting=sink_probe.get_probe_setting(self.spec)
-        )
-        if self.run_dir.is_writable:
-            save_arrays(self.run_dir.get_probe_path(step_num))
-        return sink_probe.compute_probe_metrics(probe_arrays, self.spec, self.data.is_trigger(self.data.probe_PT))
-
-    def report_record(self, record: dict, is_logged: bool) -> None:
-        """Append a record to metrics.jsonl if it is logged, and pass it to callbacks."""
-        if is_logged:
-            self.check_owner()
-            self.metrics_writer.append(record)
-        for callback in self.callbacks:
-            callback.on_record(record, is_logged)
-
-    def send_message(self, line: str) -> None:
-        """Pass a message to the callbacks."""
-        for callback in self.callbacks:
-            callback.on_message(line)
-
-    def warn_of_short_grace(self) -> None:
-        """Warn once if the work between a stop signal and the end takes longer than the grace period."""
-        needed_seconds = (self.checkpointer.save_seconds or 0.0) + MAX_STEPS_TO_STOP * (
-            self.step_timer.step_seconds or 0.0
-        )
-        if self.checkpointer.save_seconds and needed_seconds > self.grace_seconds and not self.has_warned:
-            self.has_warned = True
-            self.send_message(
-                f'a save and the steps before it take {needed_seconds:.2g} s, and --grace is '
-                f'{self.grace_seconds:g} s: a stopped run may be killed before it is saved; '
-                'request a longer grace period, and pass it as --grace'
-            )
-
-    def save_checkpoint(self, step_num: int, train_state: dict, metrics: dict[str, float]) -> None:
-        if self.checkpointer.newest_step != step_num:
-            self.check_replicas(step_num, train_state, metrics)
-            self.metrics_writer.upload()
-            self.checkpointer.save(step_num, train_state)
-            self.last_save_time = time.monotonic()
-
-    def check_replicas(self, step_num: int, train_state: dict, metrics: dict[str, float]) -> None:
-        """Check that all processes have the same data, metrics, and bits of replicated parameters."""
-        mismatch = self.find_replica_mismatch(step_num, train_state['params'])
-        if self.group.process_count > 1 and not mismatch:
-            local_values = {'the batch': self.data.batches.compute_digest(step_num - 1)}
-            local_values |= {name: value.hex() for name, value in metrics.items()}
-            mismatch = describe_difference(self.group.all_gather(local_values))
-        if mismatch:
-            raise ReplicaMismatchError(step_num, mismatch)
-
-
-def is_due(step_num: int, every_steps: int) -> bool:
-    return every_steps > 0 and step_num % every_steps == 0
-
-
-class StepTimer:
-    """Timer of a run: its training time over all attempts, and steps per second."""
-
-    step_seconds = None  # seconds of a step since the last restart; None before the first step
-
-    def __init__(self, previous_seconds: float):
-        self.start_time = time.perf_counter() - previous_seconds
-        self.restart()
-
-    def get_total_seconds(self) -> float:
-        return time.perf_counter() - self.start_time
-
-    def restart(self) -> None:
-        self.lap_start, self.num_steps = time.perf_counter(), 0
-
-    def count_step(self) -> None:
-        """Count a step, and update `step_seconds`; call `restart` after a pause to exclude it."""
-        self.num_steps += 1
-        self.step_seconds = 1 / self.get_steps_per_second()
-
-    def get_steps_per_second(self) -> float:
-        """Return the steps per second since the last restart of the timer."""
-        return self.num_steps / (time.perf_counter() - self.lap_start)

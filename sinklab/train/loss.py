@@ -53,11 +53,7 @@ def sum_losses_gathered(hidden_BTD: jax.Array, head_VD: jax.Array, target_BT: ja
 
 
 def sum_losses_sharded(
-    hidden_BTD: jax.Array,
-    head_VD: jax.Array,
-    target_BT: jax.Array,
-    gradient: bool,
-    vocabulary_axes: tuple[str, ...],
+    hidden_BTD: jax.Array, head_VD: jax.Array, target_BT: jax.Array, gradient: bool, vocabulary_axes: tuple[str, ...]
 ) -> tuple:
     """Sum the losses on devices that each have a part of the vocabulary."""
 

@@ -1,27 +1,82 @@
-"""Estimates of device memory, choice of micro-batch and remat policy, and out-of-memory errors."""
+"""Checks of a layout, estimates of device memory, choice of micro-batch and remat policy, out-of-memory errors."""
 
 import contextlib
 import dataclasses
 import functools
 import math
-import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import nnx
 
 from sinklab import chip_specs
-from sinklab.config.spec import (
-    SAVEABLE_ACTIVATIONS,
-    Hardware,
-    Spec,
-    parse_saved_activations,
-)
+from sinklab.config.spec import SAVEABLE_ACTIVATIONS, Hardware, Spec, parse_saved_activations
 from sinklab.errors import UserError
 from sinklab.parallel import device_mesh, sharding
 from sinklab.train import loss, state
-from sinklab.train.forward import make_hidden_states_fn
+from sinklab.train.step import make_hidden_states_fn
+
+AnyMesh = jax.sharding.Mesh | jax.sharding.AbstractMesh
+GIB = 2**30
+ID_BYTES = 4  # ids are int32
+FIELD_OF_AXIS = {'embed': 'width', 'ffn': 'ffn_width'}  # config.model field of a logical axis, where the names differ
+# From no recomputation to full recomputation.
+REMAT_POLICIES = ('none', 'attention,qkv,middle,ffn', 'attention,qkv,middle', 'attention,qkv', 'attention', 'full')
+USABLE_MEMORY_FRACTION = 0.9  # of a device's memory; the rest is for buffers that the compiler does not share
+# Tokens that a CPU computes at once; a batch of more than twice as many is divided.
+CPU_MICRO_BATCH_TOKENS = 1024  # on all devices
+MIN_CPU_DEVICE_TOKENS = 512  # on each device
+MIN_WIDTH_TO_SAVE_PRODUCTS = 256  # on a CPU, narrower models recompute products faster than they store their results
+
+
+def check_layout(spec: Spec, hardware: Hardware, mesh: AnyMesh) -> None:
+    """Raise UserError for a layout that cannot divide the batch or a parameter."""
+    batch_size = spec.optimizer.batch_size
+    micro_batch_size = batch_size if hardware.micro_batch == 'default' else hardware.get_micro_batch_size(batch_size)
+    num_shards = sharding.count_batch_shards(mesh)
+    if batch_size % micro_batch_size:
+        raise UserError(
+            f'--micro_batch={micro_batch_size} does not divide config.optimizer.batch_size, which is {batch_size}'
+        )
+    if micro_batch_size % num_shards:
+        option = (
+            f'--micro_batch={micro_batch_size}'
+            if isinstance(hardware.micro_batch, int)
+            else f'config.optimizer.batch_size, which is {micro_batch_size},'
+        )
+        raise UserError(
+            f'{option} cannot be divided over {num_shards} devices (--data={mesh.shape["data"]} x '
+            f'--fsdp={mesh.shape["fsdp"]}); use a multiple of {num_shards}, fewer devices, or more of them '
+            'along --tensor'
+        )
+    parameters = state.make_abstract_model(spec)[1]
+    for parameter in jax.tree.leaves(parameters, is_leaf=lambda leaf: isinstance(leaf, nnx.Variable)):
+        for name, size in zip(sharding.get_logical_axes(parameter), parameter.shape, strict=True):
+            axis = sharding.RULES[name] if name else None
+            if axis and size % mesh.shape[axis]:
+                raise UserError(
+                    f'config.model.{FIELD_OF_AXIS.get(name, name)} is {size}, which --{axis}={mesh.shape[axis]} does '
+                    'not divide'
+                )
+
+
+def check_batch_memory(spec: Spec, hardware: Hardware, mesh: AnyMesh, memory_bytes: float) -> None:
+    """Raise UserError if the residual stream of a micro-batch, or the ids of a batch, do not fit on a device."""
+    model = spec.model
+    batch_size = spec.optimizer.batch_size
+    num_shards = sharding.count_batch_shards(mesh)
+    micro_batch_size = hardware.get_micro_batch_size(batch_size)
+    tokens_per_device = micro_batch_size * spec.data.length // num_shards
+    step_bytes = tokens_per_device * model.layers * model.width * jnp.dtype(model.dtype).itemsize
+    ids_bytes = batch_size * (spec.data.length + 1) * ID_BYTES // num_shards
+    if max(step_bytes, ids_bytes) > memory_bytes:
+        raise UserError(
+            f'a batch of {batch_size} sequences, {micro_batch_size} at once, needs at least '
+            f'{max(step_bytes, ids_bytes) / GIB:.1f} GiB on a device of {memory_bytes / GIB:.1f} GiB; lower '
+            'config.optimizer.batch_size, --micro_batch or config.data.length'
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,10 +95,15 @@ class MemoryEstimate:
         resident_bytes = self.parameters + self.moments + self.gradients + self.activations
         return resident_bytes + max(self.layer, self.loss_buffers)
 
+    def __str__(self) -> str:
+        return ', '.join(f'{name} {size / GIB:.2f}' for name, size in dataclasses.asdict(self).items())
+
 
 def estimate_memory(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend: str) -> MemoryEstimate:
+    """Estimate the memory of the train step on one device, by shapes."""
     abstract_state = state.make_abstract_state(spec, mesh)
-    parameter_bytes, batch_size = count_device_bytes(abstract_state['params']), spec.optimizer.batch_size
+    parameter_bytes = count_device_bytes(abstract_state['params'])
+    batch_size = spec.optimizer.batch_size
     return MemoryEstimate(
         parameters=parameter_bytes,
         moments=count_device_bytes(abstract_state['opt_state']),
@@ -69,68 +129,43 @@ def estimate_activation_bytes(
     saved if little is saved.
     """
     num_shards = sharding.count_batch_shards(mesh)
-    return (
-        hardware.get_micro_batch_size(spec.optimizer.batch_size)
-        // num_shards
-        * estimate_sequence_activation_bytes(spec, remat, backend, num_shards)
-    )
+    num_sequences = hardware.get_micro_batch_size(spec.optimizer.batch_size) // num_shards
+    return num_sequences * estimate_sequence_activation_bytes(spec, remat, backend, num_shards)
 
 
 @functools.lru_cache(maxsize=64)  # a layout search needs about ten for one spec, each several times
 def estimate_sequence_activation_bytes(spec: Spec, remat: str, backend: str, num_shards: int) -> int:
     """Estimate the bytes that the layers save for the backward pass of one sequence."""
-    bytes_of_one, bytes_of_two = (
-        state.count_bytes(trace_residuals(spec, remat, backend, num_sequences))
-        for num_sequences in (num_shards, 2 * num_shards)
-    )
-    return (bytes_of_two - bytes_of_one) // num_shards
+    apply_model = make_hidden_states_fn(spec, remat=remat, backend=backend)
+    params = state.get_state_shapes(spec)['params']
 
+    def count_residual_bytes(num_sequences: int) -> int:
+        ids = jax.ShapeDtypeStruct((num_sequences, spec.data.length), jnp.int32)
+        return state.count_bytes(
+            jax.eval_shape(
+                lambda params, ids: jax.vjp(lambda params: apply_model(params, ids)[0], params)[1], params, ids
+            )
+        )
 
-def trace_residuals(spec: Spec, remat: str, backend: str, num_sequences: int) -> Any:
-    """Trace the forward pass through the layers, and return the shapes of its residuals."""
-    apply_model, params = (
-        make_hidden_states_fn(spec, remat=remat, backend=backend),
-        state.get_state_shapes(spec)['params'],
-    )
-    ids = jax.ShapeDtypeStruct((num_sequences, spec.data.length), jnp.int32)
-    return jax.eval_shape(
-        lambda params, ids: jax.vjp(lambda params: apply_model(params, ids)[0], params)[1], params, ids
-    )
+    return (count_residual_bytes(2 * num_shards) - count_residual_bytes(num_shards)) // num_shards
 
 
 def estimate_layer_bytes(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend: str) -> int:
     """Estimate the bytes of one layer: weights, gradients, and the named values of the backward pass."""
-    model, itemsize = spec.model, jnp.dtype(spec.model.dtype).itemsize
-    num_weights = (
-        sum(leaf.size for leaf in jax.tree.leaves(state.get_state_shapes(spec)['params']['blocks'])) // model.layers
-    )
-    named_bytes = (
-        estimate_activation_bytes(spec, hardware, ','.join(SAVEABLE_ACTIVATIONS), mesh, backend) // model.layers
-    )
+    blocks = state.get_state_shapes(spec)['params']['blocks']
+    num_weights = sum(leaf.size for leaf in jax.tree.leaves(blocks)) // spec.model.layers
+    all_names = ','.join(SAVEABLE_ACTIVATIONS)
+    named_bytes = estimate_activation_bytes(spec, hardware, all_names, mesh, backend) // spec.model.layers
+    itemsize = jnp.dtype(spec.model.dtype).itemsize
     return num_weights * (3 * itemsize + 4) // mesh.shape['tensor'] + 2 * named_bytes
 
 
 def estimate_loss_bytes(spec: Spec, mesh: jax.sharding.Mesh) -> int:
     """Estimate the bytes of the loss: the head and its gradient, and the logits of a chunk."""
-    model, itemsize = spec.model, jnp.dtype(spec.model.dtype).itemsize
+    model = spec.model
     num_rows = loss.choose_chunk_rows(model.width) * mesh.shape['tensor']
-    return model.vocabulary * ((itemsize + 8) * model.width + (itemsize + 8) * num_rows) // mesh.shape['tensor']
-
-
-# From no recomputation to full recomputation.
-REMAT_POLICIES = ('none', 'attention,qkv,middle,ffn', 'attention,qkv,middle', 'attention,qkv', 'attention', 'full')
-USABLE_MEMORY_FRACTION = 0.9  # of a device's memory; the rest is for buffers that the compiler does not share
-# Tokens that a CPU computes at once; a batch of more than twice as many is divided.
-CPU_MICRO_BATCH_TOKENS = 1024  # on all devices
-MIN_CPU_DEVICE_TOKENS = 512  # on each device
-MIN_WIDTH_TO_SAVE_PRODUCTS = 256  # on a CPU, narrower models recompute products faster than they store their results
-GIB = 2**30
-OOM_SIZE_PATTERNS = (
-    r'Used \S+ of \S+ hbm\. Exceeded hbm capacity by \S*\w',
-    r'memory required for HLO temporaries \(\S+\) exceeds available HBM \(\S+\)',
-    r'allocat\w+ [\d.]+ ?\w*',
-)
-MEMORY_ERROR_PATTERN = r'memory|alloc|reserve|\bhbm\b'  # in XLA's message if the exhausted resource is memory
+    value_bytes = jnp.dtype(model.dtype).itemsize + 8
+    return model.vocabulary * value_bytes * (model.width + num_rows) // mesh.shape['tensor']
 
 
 def choose_micro_batch(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh) -> int | None:
@@ -144,7 +179,9 @@ def choose_micro_batch(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh) 
     """
     if hardware.micro_batch != 'default':
         return hardware.micro_batch
-    batch_size, length, num_shards = spec.optimizer.batch_size, spec.data.length, sharding.count_batch_shards(mesh)
+    batch_size = spec.optimizer.batch_size
+    length = spec.data.length
+    num_shards = sharding.count_batch_shards(mesh)
     target_tokens = max(CPU_MICRO_BATCH_TOKENS, MIN_CPU_DEVICE_TOKENS * num_shards)
     is_large = batch_size * length > 2 * target_tokens
     # Along `fsdp`, parameters are gathered in each micro-batch.
@@ -173,13 +210,12 @@ def choose_remat_policy(
     if hardware.remat != 'auto':
         return hardware.remat
     for remat in REMAT_POLICIES[1:]:
-        estimate = estimate_memory(spec, dataclasses.replace(hardware, remat=remat), mesh, backend)
-        if estimate.total <= USABLE_MEMORY_FRACTION * memory_bytes:
+        layout = dataclasses.replace(hardware, remat=remat)
+        if estimate_memory(spec, layout, mesh, backend).total <= USABLE_MEMORY_FRACTION * memory_bytes:
             return remat
-    suggestions = [*suggest_micro_batch(spec, hardware, mesh, backend, memory_bytes), 'more devices']
     raise UserError(
-        f'{estimate.total / GIB:.1f} GiB of {memory_bytes / GIB:.1f} are needed on a device even if '
-        f'all activations are recomputed ({format_gibibytes(estimate)}); {format_suggestions(suggestions)}'
+        f'the step does not fit on a device of {memory_bytes / GIB:.1f} GiB even if all activations are recomputed; '
+        f'{suggest_less_memory(spec, layout, mesh, backend)}'
     )
 
 
@@ -194,92 +230,57 @@ def get_default_remat_policy(width: int, platform: str) -> str:
     return 'attention,ffn' if width < MIN_WIDTH_TO_SAVE_PRODUCTS else 'attention,qkv,middle,ffn'
 
 
-def suggest_micro_batch(
-    spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend: str, memory_bytes: float
-) -> list[str]:
-    """Suggest the largest smaller micro-batch that fits if everything is recomputed."""
-    while micro_batch := halve_micro_batch(spec, hardware, mesh):
-        hardware = dataclasses.replace(hardware, remat='full', micro_batch=micro_batch)
-        if estimate_memory(spec, hardware, mesh, backend).total <= USABLE_MEMORY_FRACTION * memory_bytes:
-            return [f'--micro_batch={micro_batch}']
-    return []
+def suggest_less_memory(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend: str) -> str:
+    """Describe the estimated memory, and suggest options that need less."""
+    saved = parse_saved_activations(hardware.remat) if hardware.remat != 'none' else None
+    options = [
+        f'--remat={policy}'
+        for policy in REMAT_POLICIES[1:]
+        if saved is None or parse_saved_activations(policy) < saved
+    ][:1]
+    batch_size = spec.optimizer.batch_size
+    half = hardware.get_micro_batch_size(batch_size) // 2
+    if half and batch_size % half == 0 and half % sharding.count_batch_shards(mesh) == 0:
+        options.append(f'--micro_batch={half}')
+    estimate = estimate_memory(spec, hardware, mesh, backend)
+    return f'by shapes it needs, in GiB: {estimate}; give {" or ".join([*options, "more devices"])}'
 
 
 @contextlib.contextmanager
 def translate_oom_errors(program: str, program_args: tuple) -> Iterator[None]:
-    """Translate an out-of-memory error of a program into a UserError with options that need less memory."""
+    """Translate an out-of-memory error of a program into a UserError with options that need less memory.
+
+    Use this only where a program is compiled and runs once. Later in a run, messages between processes may exhaust
+    other resources, and a restart can help.
+
+    Args:
+        program: Name of the program in the message.
+        program_args: (spec, hardware, mesh, backend), to suggest options.
+    """
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
         if 'RESOURCE_EXHAUSTED' not in str(error):
             raise
-        raise make_oom_error(program, program_args, error) from error
+        reason = ' '.join(str(error).split())[:200]
+        raise UserError(
+            f'{program} does not fit on a device ({reason}); {suggest_less_memory(*program_args)}'
+        ) from error
 
 
-@contextlib.contextmanager
-def translate_async_oom_errors(program_args: tuple) -> Iterator[None]:
-    """Translate out-of-memory errors, wherever a run notices them, into a UserError.
+def translate_oom_error_of_first_call(function: Callable, program: str, program_args: tuple) -> Callable:
+    """Wrap a function so that its first call waits for the results, and translates an out-of-memory error."""
+    has_run = False
 
-    Programs are dispatched asynchronously: an error on a device is raised by the first call that waits for results,
-    such as `jax.device_get` or a save, and not by the call of the program, which `translate_oom_errors` covers.
-    Restarting the same command would not help. RESOURCE_EXHAUSTED alone is not sufficient here: messages between
-    processes can also fail with it, and in that case a restart can help.
+    def call(*args: Any) -> Any:
+        nonlocal has_run
+        if has_run:
+            return function(*args)
+        has_run = True
+        with translate_oom_errors(program, program_args):
+            return jax.block_until_ready(function(*args))
 
-    Args:
-        program_args: (spec, hardware, mesh, backend), to suggest options that need less memory.
-    """
-    try:
-        yield
-    except jax.errors.JaxRuntimeError as error:
-        if 'RESOURCE_EXHAUSTED' not in str(error) or not re.search(MEMORY_ERROR_PATTERN, str(error), re.IGNORECASE):
-            raise
-        raise make_oom_error('the run', program_args, error) from error
-
-
-def make_oom_error(program: str, program_args: tuple, error: Exception) -> UserError:
-    return UserError(
-        f'{program} does not fit on a device ({extract_oom_size(str(error))}); {suggest_less_memory(*program_args)}'
-    )
-
-
-def extract_oom_size(message: str) -> str:
-    """Extract the number of bytes from an out-of-memory message of a compiler or an allocator."""
-    match = next(filter(None, (re.search(pattern, message) for pattern in OOM_SIZE_PATTERNS)), None)
-    return match[0] if match else ' '.join(message.split())[:120]
-
-
-def suggest_less_memory(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend: str) -> str:
-    """Suggest options that need less memory."""
-    saves_all = hardware.remat == 'none'
-    smaller_policies = (
-        policy
-        for policy in REMAT_POLICIES[1:]
-        if saves_all or parse_saved_activations(policy) < parse_saved_activations(hardware.remat)
-    )
-    options = [f'--remat={remat}' for remat in [*smaller_policies][:1]]
-    if micro_batch := halve_micro_batch(spec, hardware, mesh):
-        options.append(f'--micro_batch={micro_batch}')
-    suggestions = format_suggestions([*options, 'more devices'])
-    return (
-        f'by shapes it needs, in GiB: {format_gibibytes(estimate_memory(spec, hardware, mesh, backend))}; '
-        f'{suggestions}'
-    )
-
-
-def halve_micro_batch(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh) -> int | None:
-    """Return half of the micro-batch; None if it does not divide the batch or the shards do not divide it."""
-    batch_size = spec.optimizer.batch_size
-    micro_batch = hardware.get_micro_batch_size(batch_size) // 2
-    is_even = micro_batch and batch_size % micro_batch == 0 == micro_batch % sharding.count_batch_shards(mesh)
-    return micro_batch if is_even else None
-
-
-def format_suggestions(options: list[str]) -> str:
-    return 'give ' + ' or '.join(options)
-
-
-def format_gibibytes(estimate: MemoryEstimate) -> str:
-    return ', '.join(f'{name} {size / GIB:.2f}' for name, size in dataclasses.asdict(estimate).items())
+    return call
 
 
 def compute_mesh_peak_flops(mesh: jax.sharding.Mesh) -> float | None:

@@ -7,17 +7,17 @@ import optax
 from flax import nnx
 from optax import contrib
 
-from sinklab.config import spec
+from sinklab.config.spec import OptimizerConfig
 from sinklab.parallel.sharding import get_logical_axes, map_parameters
 
 
-def make_constant_schedule(optimizer: spec.OptimizerConfig) -> optax.Schedule:
+def make_constant_schedule(optimizer: OptimizerConfig) -> optax.Schedule:
     warmup = optax.linear_schedule(0.0, optimizer.peak_learning_rate, optimizer.warmup_steps)
     plateau = optax.constant_schedule(optimizer.peak_learning_rate)
     return optax.join_schedules([warmup, plateau], [optimizer.warmup_steps])
 
 
-def make_cosine_schedule(optimizer: spec.OptimizerConfig) -> optax.Schedule:
+def make_cosine_schedule(optimizer: OptimizerConfig) -> optax.Schedule:
     return optax.warmup_cosine_decay_schedule(
         0.0,
         optimizer.peak_learning_rate,
@@ -27,7 +27,7 @@ def make_cosine_schedule(optimizer: spec.OptimizerConfig) -> optax.Schedule:
     )
 
 
-def make_adamw(optimizer: spec.OptimizerConfig, dimension_numbers: dict) -> optax.GradientTransformation:
+def make_adamw(optimizer: OptimizerConfig, dimension_numbers: dict) -> optax.GradientTransformation:
     return optax.adamw(
         make_schedule(optimizer),
         b1=optimizer.beta1,
@@ -37,7 +37,7 @@ def make_adamw(optimizer: spec.OptimizerConfig, dimension_numbers: dict) -> opta
     )
 
 
-def make_sgd(optimizer: spec.OptimizerConfig, dimension_numbers: dict) -> optax.GradientTransformation:
+def make_sgd(optimizer: OptimizerConfig, dimension_numbers: dict) -> optax.GradientTransformation:
     return optax.chain(
         optax.trace(optimizer.beta1),
         optax.add_decayed_weights(optimizer.weight_decay),
@@ -45,7 +45,7 @@ def make_sgd(optimizer: spec.OptimizerConfig, dimension_numbers: dict) -> optax.
     )
 
 
-def make_muon(optimizer: spec.OptimizerConfig, dimension_numbers: dict) -> optax.GradientTransformation:
+def make_muon(optimizer: OptimizerConfig, dimension_numbers: dict) -> optax.GradientTransformation:
     """Make Muon for matrices; embeddings, head, gains and vectors use AdamW with Nesterov momentum."""
     return contrib.muon(
         make_schedule(optimizer),
@@ -67,12 +67,8 @@ def make_muon_dimension_numbers(parameters: nnx.State) -> dict:
         names, num_inputs = get_logical_axes(leaf), leaf.get_metadata()['inputs']
         if num_inputs is None:
             return None
-        first_axis = names.count('layer')
-        input_axes, output_axes = (
-            range(first_axis, first_axis + num_inputs),
-            range(first_axis + num_inputs, len(names)),
-        )
-        return contrib.MuonDimensionNumbers(tuple(input_axes), tuple(output_axes))
+        axes = tuple(range(names.count('layer'), len(names)))
+        return contrib.MuonDimensionNumbers(axes[:num_inputs], axes[num_inputs:])
 
     return map_parameters(get_dimension_numbers, parameters)
 
@@ -81,11 +77,11 @@ SCHEDULES = {'constant': make_constant_schedule, 'cosine': make_cosine_schedule}
 OPTIMIZERS = {'adamw': make_adamw, 'sgd': make_sgd, 'muon': make_muon}
 
 
-def make_schedule(optimizer: spec.OptimizerConfig) -> optax.Schedule:
+def make_schedule(optimizer: OptimizerConfig) -> optax.Schedule:
     return SCHEDULES[optimizer.schedule](optimizer)
 
 
-def make_optimizer(optimizer: spec.OptimizerConfig, dimension_numbers: dict) -> optax.GradientTransformation:
+def make_optimizer(optimizer: OptimizerConfig, dimension_numbers: dict) -> optax.GradientTransformation:
     """Make the optimizer; `dimension_numbers` says which parameters are matrices."""
     clip = optax.clip_by_global_norm(optimizer.clip_norm) if optimizer.clip_norm else optax.identity()
     return optax.chain(clip, OPTIMIZERS[optimizer.name](optimizer, dimension_numbers))

@@ -12,6 +12,7 @@ from sinklab.checkpoint import digests
 from sinklab.errors import UserError
 from sinklab.exit_status import (
     SAME_SIGNAL_SECONDS,
+    STOP_SIGNALS,
     STOPPING_MESSAGE,
     ExitStatus,
     make_crash,
@@ -68,12 +69,13 @@ def write_outcome(run_dir: RunDir) -> Iterator[None]:
 def make_outcome(run_dir: RunDir, error: BaseException | None) -> dict[str, str | int | None]:
     """Return the content of outcome.json; its checkpoint is the newest valid one."""
     exit_status = classify_error(error) if error else ExitStatus('done')
-    has_step = isinstance(error, DivergedError | StoppedBySignal)
+    if isinstance(error, DivergedError | StoppedBySignal):
+        step = error.step
+    else:
+        step = next((record['step'] for record in reversed(run_dir.read_metric_lines())), 0)
     return dict(
         kind=exit_status.kind,
-        step=error.step
-        if has_step
-        else next((metrics_record['step'] for metrics_record in reversed(run_dir.read_metric_lines())), 0),
+        step=step,
         checkpoint=digests.find_newest_step(run_dir),
         message=' '.join(exit_status.message.split()),
         exit_code=exit_status.exit_code,
@@ -102,50 +104,34 @@ def classify_error(error: BaseException) -> ExitStatus:
     return make_crash(error, 'lost' if isinstance(error, JaxRuntimeError) else 'crashed')
 
 
-# These are restored, not the previous handlers: background jobs of a shell script start with SIGINT ignored.
-DEFAULT_HANDLERS = {
-    signal.SIGINT: signal.default_int_handler,
-    signal.SIGTERM: signal.SIG_DFL,
-    signal.SIGHUP: signal.SIG_DFL,
-}
-
-
 @contextlib.contextmanager
 def collect_stop_signals() -> Iterator[list[int]]:
-    """Collect the stop signals SIGINT, SIGTERM and SIGHUP in a list, so that a step can end first.
+    """Collect the first SIGINT, SIGTERM or SIGHUP in a list, so that a step can end before the run stops.
 
-    A second signal, at least a second after the first, takes effect immediately.
-
-    A terminal, a sweep and a scheduler may each pass on the same signal, so that a process receives it several times
-    within a second. They count as one signal, even if the step has ended in the meantime: leaving the context waits
-    for the rest of that second, while checkpoints are being written.
-
-    SIGHUP stays ignored if it is ignored, as under nohup; otherwise it is collected as SIGTERM.
+    SIGHUP counts as SIGTERM, unless it is ignored, as under nohup. A terminal, a sweep and a scheduler may each pass
+    on the same signal, so that it counts once within a second. A later signal ends the process at once.
     """
-    received, first_time = [], None
+    received: list[int] = []
+    first_time = 0.0
 
     def handle_signal(signal_number: int, frame: FrameType | None) -> None:
         nonlocal first_time
-        current_time = time.monotonic()
-        if first_time is None:
-            first_time = current_time  # set first: another signal may be handled during the next lines
+        if not received:
+            first_time = time.monotonic()
             received.append(signal.SIGTERM if signal_number == signal.SIGHUP else signal_number)
-            with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: the signal interrupted another print
+            with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: the signal came during another print
                 print(STOPPING_MESSAGE, file=sys.stderr, flush=True)
-        elif current_time - first_time > SAME_SIGNAL_SECONDS:
-            signal.signal(signal_number, DEFAULT_HANDLERS[signal_number])
+        elif time.monotonic() - first_time > SAME_SIGNAL_SECONDS:
+            if signal_number == signal.SIGINT:
+                raise KeyboardInterrupt
+            signal.signal(signal_number, signal.SIG_DFL)
             signal.raise_signal(signal_number)
 
-    is_sighup_ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN  # by nohup
-    previous_handlers = {
-        signal_number: signal.signal(signal_number, handle_signal)
-        for signal_number in DEFAULT_HANDLERS
-        if signal_number != signal.SIGHUP or not is_sighup_ignored
-    }
+    is_nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    numbers = [number for number in STOP_SIGNALS if number != signal.SIGHUP or not is_nohup]
+    previous_handlers = {number: signal.signal(number, handle_signal) for number in numbers}
     try:
         yield received
     finally:
-        if first_time is not None:
-            time.sleep(max(0.0, first_time + SAME_SIGNAL_SECONDS - time.monotonic()))
-        for signal_number, handler in previous_handlers.items():
-            signal.signal(signal_number, handler)
+        for number, handler in previous_handlers.items():
+            signal.signal(number, handler)

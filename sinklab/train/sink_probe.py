@@ -16,7 +16,7 @@ from sinklab.model.learned_kv import count_learned_kv
 from sinklab.parallel import sharding
 from sinklab.storage.files import atomic_write
 from sinklab.train import state
-from sinklab.train.forward import make_hidden_states_fn
+from sinklab.train.step import make_hidden_states_fn
 from sinklab.train.validation_loss import pad_rows
 
 

@@ -1,4 +1,4 @@
-"""The train state, a pytree {step, params, opt_state}: its initialization, shapes and shardings."""
+"""The train state, a pytree {step, params, opt_state}: its initialization, shapes, shardings and replicas."""
 
 import functools
 from collections.abc import Callable
@@ -6,12 +6,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import nnx
+from jax.sharding import PartitionSpec
 
-from sinklab.config import spec
+from sinklab.config.spec import Spec
 from sinklab.model.transformer import Transformer
 from sinklab.parallel import sharding
+from sinklab.parallel.device_mesh import MESH_AXES
 from sinklab.train.optimizer import make_muon_dimension_numbers, make_optimizer
 
 # Initialization runs only once. On CPU this option gives the same bits in a fifth of the time. Other platforms have
@@ -31,33 +34,33 @@ cache_by_spec = functools.lru_cache(maxsize=8)
 
 
 @cache_by_spec
-def make_abstract_model(spec: spec.Spec) -> tuple[nnx.GraphDef, nnx.State]:
+def make_abstract_model(spec: Spec) -> tuple[nnx.GraphDef, nnx.State]:
     """Return (graphdef, abstract parameters); nnx.merge(graphdef, params) is the model."""
     return nnx.split(nnx.eval_shape(lambda: Transformer(spec.model, spec.data.length, nnx.Rngs(0))))
 
 
 @cache_by_spec
-def get_optimizer(spec: spec.Spec) -> optax.GradientTransformation:
+def get_optimizer(spec: Spec) -> optax.GradientTransformation:
     return make_optimizer(spec.optimizer, make_muon_dimension_numbers(make_abstract_model(spec)[1]))
 
 
-def init_state(spec: spec.Spec) -> dict:
+def init_state(spec: Spec) -> dict:
     model = Transformer(spec.model, spec.data.length, nnx.Rngs(spec.seed))
     params = nnx.to_pure_dict(nnx.state(model))
     return dict(step=jnp.zeros((), jnp.int32), params=params, opt_state=get_optimizer(spec).init(params))
 
 
-def create_state(spec: spec.Spec, mesh: jax.sharding.Mesh) -> dict:
+def create_state(spec: Spec, mesh: jax.sharding.Mesh) -> dict:
     """Create a new sharded state; its values do not depend on the mesh."""
     return jit_create_state(spec, mesh)()
 
 
-def jit_create_state(spec: spec.Spec, mesh: jax.sharding.Mesh) -> Callable:
+def jit_create_state(spec: Spec, mesh: jax.sharding.Mesh) -> Callable:
     options = INIT_COMPILER_OPTIONS.get(mesh.devices.flat[0].platform)
     return jax.jit(lambda: init_state(spec), out_shardings=get_state_shardings(spec, mesh), compiler_options=options)
 
 
-def get_state_shardings(spec: spec.Spec, mesh: jax.sharding.Mesh) -> dict:
+def get_state_shardings(spec: Spec, mesh: jax.sharding.Mesh) -> dict:
     """Return a NamedSharding for each leaf; moments are sharded like their parameters."""
     params = sharding.make_parameter_shardings(mesh, make_abstract_model(spec)[1])
     replicated = sharding.make_replicated_sharding(mesh)
@@ -85,19 +88,19 @@ def get_state_shardings(spec: spec.Spec, mesh: jax.sharding.Mesh) -> dict:
 
 
 @cache_by_spec
-def get_state_shapes(spec: spec.Spec) -> dict:
+def get_state_shapes(spec: Spec) -> dict:
     """Return the shape and dtype of each leaf."""
     return jax.eval_shape(lambda: init_state(spec))
 
 
-def get_compiler_options(spec: spec.Spec, mesh: jax.sharding.Mesh) -> dict[str, bool]:
+def get_compiler_options(spec: Spec, mesh: jax.sharding.Mesh) -> dict[str, bool]:
     """Return compiler options that keep roundings of the program and make all-gathers asynchronous."""
     return ROUNDING_COMPILER_OPTIONS.get(spec.model.dtype, {}) | ALL_GATHER_COMPILER_OPTIONS.get(
         mesh.devices.flat[0].platform, {}
     )
 
 
-def get_replicated_jit_options(spec: spec.Spec, mesh: jax.sharding.Mesh) -> dict[str, Any]:
+def get_replicated_jit_options(spec: Spec, mesh: jax.sharding.Mesh) -> dict[str, Any]:
     """Return options of jax.jit for a program whose results every process reads."""
     return dict(
         out_shardings=sharding.make_replicated_sharding(mesh), compiler_options=get_compiler_options(spec, mesh)
@@ -108,7 +111,7 @@ def get_name_path(path: tuple) -> tuple[str, ...]:
     return tuple(entry.key for entry in path if isinstance(entry, jax.tree_util.DictKey))
 
 
-def make_abstract_state(spec: spec.Spec, mesh: jax.sharding.Mesh) -> dict:
+def make_abstract_state(spec: Spec, mesh: jax.sharding.Mesh) -> dict:
     """Return the shape, dtype and sharding of each leaf, without memory."""
     return jax.tree.map(
         lambda leaf, leaf_sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=leaf_sharding),
@@ -120,3 +123,49 @@ def make_abstract_state(spec: spec.Spec, mesh: jax.sharding.Mesh) -> dict:
 def count_bytes(tree: dict) -> int:
     """Return the bytes of all leaves."""
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
+
+
+def make_mismatch_finder(spec: Spec, mesh: jax.sharding.Mesh) -> Callable[[dict], str | None]:
+    """Make a function params -> description of a replica of a shard with other bits, or None."""
+    param_shardings = get_state_shardings(spec, mesh)['params']
+    param_specs = jax.tree.map(lambda leaf_sharding: leaf_sharding.spec, param_shardings)
+    shapes = jax.tree.leaves(get_state_shapes(spec)['params'])
+    replicas = [
+        (leaf, jax.tree_util.keystr(path), devices)
+        for leaf, (path, leaf_sharding) in enumerate(jax.tree_util.tree_leaves_with_path(param_shardings))
+        for devices in group_devices_by_shard(leaf_sharding, shapes[leaf].shape)
+        if len(devices) > 1
+    ]
+    if not replicas:
+        return lambda params: None
+
+    def sum_local_bits(params: dict) -> jax.Array:
+        """Sum the bits of the shard of each leaf on this device: uint32_1N; a flipped bit changes the sum."""
+        bits = (jax.lax.bitcast_convert_type(leaf, jnp.uint32) for leaf in jax.tree.leaves(params))
+        return jnp.stack([part.sum(dtype=jnp.uint32) for part in bits])[None]
+
+    sum_bits = jax.jit(
+        jax.shard_map(sum_local_bits, in_specs=(param_specs,), out_specs=PartitionSpec(MESH_AXES), check_vma=False),
+        out_shardings=sharding.make_replicated_sharding(mesh),
+    )
+
+    def find_mismatch(params: dict) -> str | None:
+        sums = dict(zip(mesh.devices.flat, np.asarray(sum_bits(params)), strict=True))
+        for leaf, name, (first, *others) in replicas:
+            for other in others:
+                if sums[first][leaf] != sums[other][leaf]:
+                    places = [f'device {device.id} of process {device.process_index}' for device in (first, other)]
+                    return f'{name} differs on {" and ".join(places)}'
+        return None
+
+    return find_mismatch
+
+
+def group_devices_by_shard(
+    leaf_sharding: jax.sharding.NamedSharding, shape: tuple[int, ...]
+) -> list[list[jax.Device]]:
+    """Group the devices that hold the same shard of an array."""
+    groups: dict[str, list[jax.Device]] = {}
+    for device, index in leaf_sharding.devices_indices_map(shape).items():
+        groups.setdefault(str(index), []).append(device)
+    return list(groups.values())

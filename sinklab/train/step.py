@@ -1,4 +1,4 @@
-"""The train step: loss, gradient over micro-batches, optimizer update, and metrics."""
+"""The train step: forward pass, loss, gradient over micro-batches, optimizer update, and metrics."""
 
 import functools
 from collections.abc import Callable
@@ -6,6 +6,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 import optax
+from flax import nnx
 
 from sinklab.attn.backends import BackendChoice, select_backend
 from sinklab.attn.spec import AttentionProblem
@@ -17,9 +18,37 @@ from sinklab.model.attention import Intermediates, make_attention_problem
 from sinklab.model.learned_kv import count_learned_kv
 from sinklab.parallel import collectives, sharding
 from sinklab.train import state
-from sinklab.train.forward import make_hidden_states_fn
 from sinklab.train.loss import cross_entropy
 from sinklab.train.optimizer import make_schedule
+
+
+def find_document_starts(ids_BT: jax.Array, end_token: int) -> jax.Array:
+    """Return start_BT: the position in the window at which the document of each token starts."""
+    position_T = jnp.arange(ids_BT.shape[1])
+    is_first_BT = jnp.pad(ids_BT[:, :-1] == end_token, ((0, 0), (1, 0)), constant_values=True)
+    return jax.lax.cummax(jnp.where(is_first_BT, position_T, 0), axis=1)
+
+
+def make_document_inputs(ids_BT: jax.Array, spec: Spec) -> dict[str, jax.Array]:
+    """Make the keyword arguments of the model that depend on document boundaries; usually none."""
+    inputs = {}
+    if spec.model.mask.document:
+        inputs['start_BT'] = find_document_starts(ids_BT, spec.data.end_token)
+    if spec.data.positions == 'reset':
+        inputs['position_BT'] = jnp.arange(ids_BT.shape[1]) - find_document_starts(ids_BT, spec.data.end_token)
+    return inputs
+
+
+def make_hidden_states_fn(spec: Spec, **model_options) -> Callable:
+    """Make a function (params, ids_BT) -> (hidden_BTD, head_VD, Intermediates)."""
+    graphdef, _ = state.make_abstract_model(spec)
+
+    def apply_model(params: dict, ids_BT: jax.Array) -> tuple:
+        model = nnx.merge(graphdef, params)
+        hidden_BTD, intermediates = model.compute_hidden(ids_BT, **make_document_inputs(ids_BT, spec) | model_options)
+        return hidden_BTD, model.head[...], intermediates
+
+    return apply_model
 
 
 def make_loss(spec: Spec, first_target: int = 1, **model_options) -> Callable:
@@ -161,18 +190,18 @@ def make_train_step(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, bac
 
     value_and_grad = make_value_and_grad(loss, spec, mesh, num_micro_batches)
 
-    def step(state: dict, ids_BT: jax.Array, request_per_device: jax.Array) -> tuple[dict, dict]:
-        (value, sink_metrics), gradient = value_and_grad(state['params'], ids_BT)
+    def step(train_state: dict, ids_BT: jax.Array, request_per_device: jax.Array) -> tuple[dict, dict]:
+        (value, sink_metrics), gradient = value_and_grad(train_state['params'], ids_BT)
         if spec.data.loss != 'all':
             value, gradient = jax.tree.map(
                 lambda x: x / compute_predicted_fraction(ids_BT, first_target), (value, gradient)
             )
-        updates, opt_state = optimizer.update(gradient, state['opt_state'], state['params'])
-        params = optax.apply_updates(state['params'], updates)
+        updates, opt_state = optimizer.update(gradient, train_state['opt_state'], train_state['params'])
+        params = optax.apply_updates(train_state['params'], updates)
         metrics = {
             'train/loss': value,
             'train/grad_norm': optax.tree.norm(gradient),
-            'train/learning_rate': learning_rate(state['step']),
+            'train/learning_rate': learning_rate(train_state['step']),
             **sink_metrics,
         }
         # Make the reduction of requests depend on the metrics. If two collectives, one of them in a loop, do not
@@ -180,7 +209,7 @@ def make_train_step(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, bac
         # passed on if the gradient norm is NaN.
         grad_norm = jax.lax.optimization_barrier(metrics)['train/grad_norm']
         metrics['request'] = jnp.where(grad_norm >= 0, request_per_device, 0).max()
-        return dict(step=state['step'] + 1, params=params, opt_state=opt_state), metrics
+        return dict(step=train_state['step'] + 1, params=params, opt_state=opt_state), metrics
 
     return jax.jit(
         step,

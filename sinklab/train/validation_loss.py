@@ -14,8 +14,7 @@ from sinklab.metrics import bigram_backcopy
 from sinklab.model.transformer import compute_logits
 from sinklab.parallel import sharding
 from sinklab.train import state
-from sinklab.train.forward import make_hidden_states_fn
-from sinklab.train.step import compute_predicted_fraction, make_data_parallel_loss, make_loss
+from sinklab.train.step import compute_predicted_fraction, make_data_parallel_loss, make_hidden_states_fn, make_loss
 
 MAX_PENDING_CALLS = 4  # enough for devices to compute while the host dispatches
 

@@ -88,13 +88,13 @@ def change_commit():
 
 
 def change_data():
-    from sinklab.train import setup
+    from sinklab.train import loop
 
-    def load_other_data(spec, share, original_load_run_data=setup.load_run_data):
+    def load_other_data(spec, share, original_load_run_data=loop.load_run_data):
         run_data = original_load_run_data(spec, share)
         return dataclasses.replace(run_data, fingerprint=run_data.fingerprint | {'store': 'another'})
 
-    setup.load_run_data = load_other_data
+    loop.load_run_data = load_other_data
 
 
 def change_backend():
@@ -110,14 +110,15 @@ DIFFERENCES.get(os.environ.get('OTHER'), lambda: None)()
 if 'train' in sys.argv and {'NOTES', 'FAULT', 'PAUSE'} & os.environ.keys():
     from sinklab.train import loop
 
-    def start_with_faults(run, original_post_init=loop.TrainLoop.__post_init__):
-        run.group = FaultyGroup(run.group, run.run_dir.path)
-        original_post_init(run)
+    def train_with_faults(spec, hardware, run_dir, *args, group, original_train=loop.train, **options):
+        group = FaultyGroup(group, run_dir.path)
 
-    def pause_after_step(run, step_num, metrics, original_finish_step=loop.TrainLoop.finish_step):
-        time.sleep(PAUSE_SECONDS)
-        run.group.count_event(f'step {step_num}')
-        return original_finish_step(run, step_num, metrics)
+        def pause_after_step(logger, step_num, metrics, original_make_record=loop.MetricsLogger.make_record):
+            time.sleep(PAUSE_SECONDS)
+            group.count_event(f'step {step_num}')
+            return original_make_record(logger, step_num, metrics)
 
-    loop.TrainLoop.__post_init__ = start_with_faults
-    loop.TrainLoop.finish_step = pause_after_step
+        loop.MetricsLogger.make_record = pause_after_step
+        return original_train(spec, hardware, run_dir, *args, group=group, **options)
+
+    loop.train = train_with_faults

@@ -28,7 +28,7 @@ pytest_plugins = ['started']
 pytestmark = pytest.mark.slow
 MAX_END_SECONDS = 20  # seconds within which the other processes end
 MAX_COMPLETION_SECONDS = 5  # seconds within which a run completes if SIGTERM comes too late
-EVENT_COUNT = 20  # events in the run of fault.py
+EVENT_COUNT = 33  # events in the run of fault.py
 JOIN_TIMEOUT_OPTION = '--join_timeout=12'  # only this timeout detects a process that is killed before it joins
 
 
@@ -232,7 +232,7 @@ def test_unshared_folder_is_rejected(job_starter, tmp_path):
 @pytest.mark.exhaustive
 def test_full_disk_stops_run_and_run_resumes(job_starter, undisturbed_run, small_disk):
     fault_variables = {
-        'FAULT': '{"process": 0, "event": 20, "seconds": 0, "what": "FILL"}',
+        'FAULT': '{"process": 0, "event": 33, "seconds": 0, "what": "FILL"}',
         'NOTES': str(small_disk.parent),
     }
     codes, outputs = job_starter(small_disk / 'run', variables=fault_variables).wait()
@@ -246,7 +246,7 @@ def test_full_disk_stops_run_and_run_resumes(job_starter, undisturbed_run, small
 
 @pytest.mark.exhaustive
 def test_removed_folder_stops_run_and_run_resumes(job_starter, undisturbed_run, tmp_path):
-    fault_variables = {'FAULT': '{"process": 0, "event": 20, "seconds": 0, "what": "VANISH"}', 'NOTES': str(tmp_path)}
+    fault_variables = {'FAULT': '{"process": 0, "event": 33, "seconds": 0, "what": "VANISH"}', 'NOTES': str(tmp_path)}
     codes, outputs = job_starter(tmp_path / 'run', variables=fault_variables).wait()
     assert 0 not in codes, outputs
     shutil.rmtree(tmp_path / 'run', ignore_errors=True)
