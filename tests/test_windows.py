@@ -17,7 +17,6 @@ from sinklab.data.windows import (
     PROBE_INPUTS,
     ShuffledBatches,
     make_natural_probe,
-    set_fixed_token,
 )
 from sinklab.errors import UserError
 from sinklab.train.forward import find_document_starts
@@ -26,16 +25,6 @@ from sinklab.train.forward import find_document_starts
 @pytest.fixture
 def data(corpus):
     return dataclasses.replace(make_tiny_spec().data, source=corpus)
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.integers(1, 30), st.integers(31, 200))
-def test_windows_are_disjoint_blocks_of_length_plus_one(length, size):
-    windows = make_windows([TokenArray(np.arange(size, dtype=np.uint16))], length=length)
-    joined = np.concatenate([windows[number] for number in windows.numbers])
-    np.testing.assert_array_equal(joined, np.arange(len(windows) * (length + 1)))
-    assert 0 <= size - len(joined) <= length
-    assert joined.dtype == np.int32
 
 
 @settings(max_examples=30, deadline=None)
