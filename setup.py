@@ -8,7 +8,7 @@ REPORT = ['matplotlib>=3.8']
 TENSORBOARD = ['tensorboardX>=2.6']
 WANDB = ['wandb>=0.18']
 # tensorflow-datasets needs importlib_resources and does not say so.
-DATA = ['pyarrow>=15.0', 'zstandard>=0.22', 'tensorflow-datasets>=4.9.8', 'importlib_resources>=6.0']
+DATA = ['pyarrow>=15.0', 'tensorflow-datasets>=4.9.8', 'importlib_resources>=6.0']
 # Upper bounds: sinklab overrides or imports private names of these packages, which a new version may rename.
 EVALUATE = ['lm-eval>=0.4.12,<0.5']
 GCS = ['gcsfs>=2026.9,<2027']

@@ -108,23 +108,6 @@ def test_order_digest_is_that_of_windows_that_processes_read(weights, processes)
     assert batches.compute_order_digest() != ShuffledBatches(parts, 4, 8, weights).compute_order_digest()
 
 
-def test_order_digest_covers_later_epochs():
-    batches = ShuffledBatches([make_numbered_windows(100)], 0, 4)
-    digest = batches.compute_order_digest()
-    batches.order = RepeatedOrder(batches.order, 100)
-    assert batches.compute_order_digest() != digest
-
-
-class RepeatedOrder:
-    """The order of the first epoch in all epochs."""
-
-    def __init__(self, order, count):
-        self.order, self.count = order, count
-
-    def __getitem__(self, position):
-        return self.order[position % self.count]
-
-
 @pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(st.floats(0.05, 0.95), st.integers(0, 3))

@@ -125,16 +125,6 @@ def test_prefetch_benchmark_prints_hidden_share_of_stalls(run_benchmark):
 
 
 @pytest.mark.slow
-def test_remote_store_benchmark_compares_bucket_with_disk(run_benchmark, monkeypatch, tmp_path):
-    monkeypatch.setenv('SINKLAB_CACHE', str(tmp_path))
-    output = run_benchmark(
-        'remote_store', '--steps=6', '--step_seconds=0.01', '--rounds=1', '--length=256', '--rows=4'
-    )
-    values = dict(re.findall(rf'^(.+?): first batch {NUMBER} .* then ({NUMBER}) ', output, re.MULTILINE))
-    assert values.keys() == {'at once', 'one after another', 'from a disk'}
-
-
-@pytest.mark.slow
 def test_data_benchmark_prints_read_and_prepare_rates(run_benchmark):
     options = '--read_tokens=100000', '--text_mb=0.2', '--vocabulary=300'
     results = json.loads(run_benchmark('data', *options, '--rounds=1', '--seconds=0.01'))

@@ -29,14 +29,6 @@ def test_prefetch_keeps_order_and_bounded_lag(count, lag, random):
     assert inputs == list(range(3, 3 + count))
 
 
-def test_prefetch_computes_next_items_ahead():
-    event = threading.Event()
-    with contextlib.closing(prefetch(lambda number: event.set() if number == 4 else number, range(8), 4)) as items:
-        assert next(items) == 0
-        assert event.wait(10)
-        assert [next(items) for _ in range(3)] == [1, 2, 3]
-
-
 def test_prefetch_raises_error_at_position_of_failed_item():
     def compute_item(number):
         if number == 1:

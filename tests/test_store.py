@@ -3,7 +3,6 @@
 import hashlib
 import json
 import shutil
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -13,7 +12,6 @@ from hypothesis import strategies as st
 from stores import (
     END_TOKEN,
     decode_documents,
-    make_recipe,
     make_sharded_store,
     make_store,
     make_texts,
@@ -24,7 +22,7 @@ from stores import (
 
 from sinklab.cli.main import main
 from sinklab.data import store as store_module
-from sinklab.data.prepare import open_corpus, prepare_store
+from sinklab.data.prepare import open_corpus
 from sinklab.data.run_data import load_run_data
 from sinklab.data.store import IDS_SUFFIX, Store, decode_samples, find_problems
 from sinklab.errors import UserError
@@ -189,17 +187,6 @@ def test_open_corpus_prepares_unchanged_source_once(tmp_path, capsys):
     assert len({first.digest, open_corpus(data, 290).digest}) == 2
 
 
-def test_validation_rejects_more_windows_than_domain_has(tmp_path):
-    parts = {
-        name: dict(source=write_source(tmp_path / f'{name}.jsonl', make_texts(count)), weight=1)
-        for name, count in dict(one=100, other=10).items()
-    }
-    config = dict(data__source=write_mixture(tmp_path, parts), data__held_out=0.3)
-    assert len(load_run_data(make_tiny_spec(**config, valid__windows=4)).valid_NT) == 4
-    with pytest.raises(UserError, match=r'other .*\d+ windows .*100'):
-        load_run_data(make_tiny_spec(**config, valid__windows=200))
-
-
 def list_held_out_windows(path, domain, size):
     """Return all blocks of `size` ids from the files that meta.json lists for a domain, in file order."""
     shards = json.loads((path / 'meta.json').read_text())['shards']
@@ -227,21 +214,6 @@ def test_validation_domain_reads_only_its_held_out_documents(store, domain):
         )
     with pytest.raises(UserError, match=f'{domain} .*{len(expected)} windows .*17'):
         load_run_data(make_tiny_spec(**config | dict(valid__windows=len(expected) + 1), valid__domain=domain))
-
-
-def test_validation_domain_that_is_unknown_is_rejected_with_one_line(store):
-    config = dict(data__source=f'store:{store.path}', data__bos='documents', data__held_out=0.2)
-    with pytest.raises(UserError) as exc_info:
-        load_run_data(make_tiny_spec(**config, valid__domain='cod'))
-    assert all(value in str(exc_info.value) for value in ('config.valid.domain', "'cod'", 'code', 'prose'))
-    assert len(str(exc_info.value).splitlines()) == 1
-
-
-def test_concurrent_preparation_of_one_store_succeeds(tmp_path):
-    source = write_source(tmp_path / 'a.jsonl', make_texts(60))
-    with ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda _: prepare_store(make_recipe(source), tmp_path / 'store'), range(4)))
-    assert list(find_problems(Store(tmp_path / 'store'), 300)) == []
 
 
 def test_domain_without_documents_on_one_side_is_allowed_unless_sampled(tmp_path):

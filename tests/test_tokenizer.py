@@ -18,7 +18,7 @@ from stores import (
 )
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
-from sinklab.data import prepare, tokenizer
+from sinklab.data import tokenizer
 from sinklab.data.prepare import prepare_store
 from sinklab.data.store import Store
 from sinklab.errors import UserError
@@ -107,18 +107,6 @@ def test_tokenizer_that_adds_a_space_to_each_text_encodes_long_text_at_once(monk
     assert [*map(len, tokenizer.split_text('\n' * 2500, foreign))] == [1000, 1000, 500]  # no text with words
 
 
-def test_long_document_is_encoded_in_several_tasks(tmp_path, monkeypatch):
-    monkeypatch.setattr(tokenizer, 'MAX_ENCODED_CHARS', 1000)
-    monkeypatch.setattr(prepare, 'TASK_CHARS', 1000)
-    progress, text = [], 'a' * 20_000
-    recipe = make_recipe(write_source(tmp_path / 'a.jsonl', [text, text]))
-    prepare_store(recipe, tmp_path / 'store', lambda state: progress.append(state.bytes_read))
-    assert len(progress) > 30
-    assert sorted(progress) == progress
-    store = Store(tmp_path / 'store')
-    assert read_document_ids(store, 'train') == [store.load_tokenizer().encode(text).ids]
-
-
 def test_external_tokenizer_requires_end_token_and_uses_its_special_tokens(tmp_path):
     vocabulary_size = save_foreign_tokenizer(tmp_path / 'other.json')
     source = write_source(tmp_path / 'a.jsonl', make_texts(9))
@@ -129,20 +117,6 @@ def test_external_tokenizer_requires_end_token_and_uses_its_special_tokens(tmp_p
     prepare_store(recipe, tmp_path / 'store')
     row = Store(tmp_path / 'store').get_tokens('train', '')
     assert (row.read_ids(0, len(row)) == vocabulary_size - 2).sum() == len(row.read_documents()[0])
-
-
-def test_regular_token_is_rejected_as_end_token(tmp_path):
-    save_foreign_tokenizer(tmp_path / 'other.json')
-    external_tokenizer = Tokenizer.from_file(str(tmp_path / 'other.json'))
-    external_tokenizer.add_tokens(['<|im_end|>'])
-    external_tokenizer.save(str(tmp_path / 'other.json'))
-    options = dict(
-        tokenizer=str(tmp_path / 'other.json'),
-        vocabulary=None,
-        end_token=external_tokenizer.token_to_id('<|im_end|>'),
-    )
-    with pytest.raises(UserError, match='special'):
-        make_store(tmp_path / 'store', write_source(tmp_path / 'a.jsonl', make_texts(9)), **options)
 
 
 @pytest.mark.slow

@@ -28,16 +28,6 @@ def data(corpus):
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.integers(1, 30), st.integers(31, 200))
-def test_windows_are_disjoint_blocks_of_length_plus_one(length, size):
-    windows = make_windows([TokenArray(np.arange(size, dtype=np.uint16))], length=length)
-    joined = np.concatenate([windows[number] for number in windows.numbers])
-    np.testing.assert_array_equal(joined, np.arange(len(windows) * (length + 1)))
-    assert 0 <= size - len(joined) <= length
-    assert joined.dtype == np.int32
-
-
-@settings(max_examples=30, deadline=None)
 @given(st.lists(st.integers(0, 90), min_size=1, max_size=5), st.integers(1, 30))
 def test_windows_of_several_domains_are_concatenated(sizes, length):
     rows = [TokenArray(1000 * number + np.arange(size)) for number, size in enumerate(sizes)]

@@ -24,7 +24,6 @@ EXTRA_OF_PACKAGE = {
     'libtpu': 'tpu',
     'jax-cuda13-plugin': 'gpu',
     'pyarrow': 'data',
-    'zstandard': 'data',
     'tensorflow-datasets': 'data',
     'gcsfs': 'gcs',
     'safetensors': 'hf',

@@ -6,13 +6,7 @@ import itertools
 import re
 from collections.abc import Iterator
 
-from sinklab.data.documents import (
-    DamagedDocument,
-    Document,
-    Source,
-    SourcePiece,
-    require_intact,
-)
+from sinklab.data.documents import DamagedDocument, Document, Source, SourcePiece, require_intact
 from sinklab.errors import UserError
 
 SAMPLE_CHARS = 1 << 26  # characters of the sample that the tokenizer is trained on
@@ -33,8 +27,7 @@ def survey_corpus(source: Source, held_out: float, lenient: bool, with_texts: bo
         with_texts: Also sample texts.
 
     Returns:
-        (limit, texts): documents whose key is below the limit are held out. `texts` samples the training documents
-        if `with_texts` is set.
+        (limit, texts): documents whose key is below the limit are held out.
 
     Raises:
         UserError: A document is damaged and `lenient` is False, or a corpus that fits the sample has fewer than two
@@ -52,10 +45,7 @@ def survey_corpus(source: Source, held_out: float, lenient: bool, with_texts: bo
 def split_single_text(source: Source, held_out: float) -> Source:
     """Split a source that has only one document with text into a training and a held-out document.
 
-    Args:
-        source: The data source. It is returned unchanged if it has more documents, has a loss mask, or has a text
-            that is too short to split.
-        held_out: Fraction of the text to hold out.
+    The source is returned unchanged if it has more documents, has a loss mask, or has a text that is too short.
     """
     text_documents = (
         document for document in source.read_documents() if isinstance(document, Document) and not document.is_blank

@@ -21,7 +21,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from sinklab.config import spec
+from sinklab.config.spec import DataConfig
 from sinklab.data import sources, tokenizer
 from sinklab.data.documents import DamagedDocument, Document, Source, require_intact
 from sinklab.data.held_out_split import hash_document_name, split_single_text, survey_corpus
@@ -552,7 +552,7 @@ class StoreBuilder:
         write_meta(self.folder, self.recipe, self.source, shards, self.dropped)
 
 
-def open_corpus(data: spec.DataConfig, vocabulary: int) -> Store:
+def open_corpus(data: DataConfig, vocabulary: int) -> Store:
     """Open the token store of `data.source`, preparing it in the cache if it is not a `store:` already.
 
     Raises:
@@ -567,7 +567,7 @@ def open_corpus(data: spec.DataConfig, vocabulary: int) -> Store:
     return store
 
 
-def open_cached_store(data: spec.DataConfig, vocabulary: int) -> Store:
+def open_cached_store(data: DataConfig, vocabulary: int) -> Store:
     """Open the cached store of a source, preparing it if needed; a hash of its inputs names the folder."""
     is_trained = data.tokenizer == 'train'
     settings = {name: getattr(data, name) for name in SHARED_SETTINGS}
@@ -584,7 +584,7 @@ def open_cached_store(data: spec.DataConfig, vocabulary: int) -> Store:
     return Store(folder)
 
 
-def check_store(store: Store, data: spec.DataConfig, vocabulary: int) -> None:
+def check_store(store: Store, data: DataConfig, vocabulary: int) -> None:
     """Raise UserError if a store was prepared with settings other than those of the configuration."""
     for name in SHARED_SETTINGS:
         store_value, config_value = store.meta[name], getattr(data, name)
@@ -606,7 +606,7 @@ def check_store(store: Store, data: spec.DataConfig, vocabulary: int) -> None:
         raise UserError(f'config.data.loss is assistant, but {store} has no roles; set it to all, or prepare a chat:')
 
 
-def find_tokenizer_file(run_dir: Path, data: spec.DataConfig, vocabulary: int, override: str | None = None) -> Path:
+def find_tokenizer_file(run_dir: Path, data: DataConfig, vocabulary: int, override: str | None = None) -> Path:
     """Find the tokenizer.json of a run folder.
 
     The first of these that applies: `override`; the file that the configuration names, if it exists and the copy in

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from sinklab.config import spec
+from sinklab.config.spec import DataConfig, Spec
 from sinklab.data import bigram_backcopy, windows
 from sinklab.data.prepare import open_corpus
 from sinklab.data.sources import read_texts
@@ -21,27 +21,15 @@ class Batches(Protocol):
 
     def read_rows(self, step: int, rows: Iterable[int]) -> np.ndarray:
         """Return some rows of the batch of a step, int32 of shape (rows, T + 1)."""
-        ...
 
     def compute_digest(self, step: int) -> str:
         """Return a digest of a batch, which processes compare to check that they read the same batch."""
-        ...
 
     def compute_order_digest(self) -> str:
-        """Return a digest of the order of the data, which only the libraries that shuffle or sample it can change.
-
-        It does not depend on the number of processes. It is computed at each start, and must be cheap.
-        """
-        ...
+        """Return a digest of the order of the data; it is computed at each start, and must be cheap."""
 
     def count_epochs(self, step: int) -> dict[str, float]:
-        """Count the epochs that are read before a step, as numbers for metrics.jsonl.
-
-        Returns:
-            Epochs by metric name; for a mixture, the largest number and the number of each domain. Empty for
-            generated data, which has no epochs.
-        """
-        ...
+        """Count the epochs that are read before a step, by name in metrics.jsonl; {} for generated data."""
 
 
 class SyntheticBatches:
@@ -88,7 +76,7 @@ class RunData:
 TRAINING_STREAM, VALIDATION_STREAM, PROBE_STREAM = range(3)  # seeds of independent random streams
 
 
-def load_run_data(spec: spec.Spec) -> RunData:
+def load_run_data(spec: Spec) -> RunData:
     """Load the training batches, held-out windows and probe sequences of a run.
 
     Raises:
@@ -97,12 +85,12 @@ def load_run_data(spec: spec.Spec) -> RunData:
     return TASKS[spec.data.task](spec)
 
 
-def make_fingerprint(spec: spec.Spec, batches: Batches, **digests: str) -> dict[str, str | int]:
+def make_fingerprint(spec: Spec, batches: Batches, **digests: str) -> dict[str, str | int]:
     settings = dict(seed=spec.data.seed, batch_size=spec.optimizer.batch_size, length=spec.data.length)
     return dict(**digests, **settings, order=batches.compute_order_digest())
 
 
-def load_text_data(spec: spec.Spec) -> RunData:
+def load_text_data(spec: Spec) -> RunData:
     data, vocabulary = spec.data, spec.model.vocabulary
     store = open_corpus(data, vocabulary)
     # A mixture with weights has one set of windows per domain. Without weights all domains are shuffled together.
@@ -141,7 +129,7 @@ def load_text_data(spec: spec.Spec) -> RunData:
     )
 
 
-def format_share(data: spec.DataConfig, train: list[Windows]) -> tuple[str, ...]:
+def format_share(data: DataConfig, train: list[Windows]) -> tuple[str, ...]:
     """Format `data.share` in training tokens, the unit of the paper's tables; nothing for a share of 1."""
     if data.share == 1:
         return ()
@@ -153,7 +141,7 @@ def format_share(data: spec.DataConfig, train: list[Windows]) -> tuple[str, ...]
     )
 
 
-def check_enough_windows(spec: spec.Spec, held_out: list[Windows], weights: Mapping[str, float]) -> None:
+def check_enough_windows(spec: Spec, held_out: list[Windows], weights: Mapping[str, float]) -> None:
     """Raise UserError if validation would read a held-out window twice."""
     for part, name in zip(held_out, weights or [''], strict=True):
         num_needed = math.ceil(spec.valid.windows * weights.get(name, 1.0))
@@ -166,7 +154,7 @@ def check_enough_windows(spec: spec.Spec, held_out: list[Windows], weights: Mapp
             )
 
 
-def load_backcopy_data(spec: spec.Spec) -> RunData:
+def load_backcopy_data(spec: Spec) -> RunData:
     data, valid, probe = spec.data, spec.valid, spec.probe
     chain = bigram_backcopy.fit_chain(read_texts(data.source), spec.model.vocabulary, data.triggers)
 

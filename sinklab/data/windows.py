@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 import grain
 import numpy as np
 
-from sinklab.config import spec
+from sinklab.config.spec import DataConfig, ProbeConfig
 from sinklab.data.prepare import PROBE_LENGTH, PROBE_SEQUENCES
 from sinklab.data.store import Store, TokenArray
 from sinklab.errors import UserError
@@ -42,7 +42,7 @@ class Windows:
     def __init__(
         self,
         token_arrays: list[TokenArray],
-        data: spec.DataConfig,
+        data: DataConfig,
         vocabulary: int,
         label: str,
         share: float = 1.0,
@@ -79,7 +79,7 @@ class Windows:
         return set_fixed_token(ids_T, self.data) if self.with_fixed_token else ids_T
 
 
-def set_fixed_token(ids_T: np.ndarray, data: spec.DataConfig) -> np.ndarray:
+def set_fixed_token(ids_T: np.ndarray, data: DataConfig) -> np.ndarray:
     """Set x_k to `data.fixed_token` for k = `data.fixed_position` (Table 7)."""
     if data.fixed_position is None:
         return ids_T
@@ -89,7 +89,7 @@ def set_fixed_token(ids_T: np.ndarray, data: spec.DataConfig) -> np.ndarray:
     return ids_T
 
 
-def set_random_tokens(ids_T: np.ndarray, data: spec.DataConfig, vocabulary: int, name: str) -> np.ndarray:
+def set_random_tokens(ids_T: np.ndarray, data: DataConfig, vocabulary: int, name: str) -> np.ndarray:
     """Draw x_k uniformly from the vocabulary for k from random_first to random_last (section 5).
 
     Args:
@@ -165,7 +165,7 @@ def get_pair(part: int, numbers: range | np.ndarray, index: int) -> tuple[int, i
     return part, int(numbers[index])
 
 
-def make_natural_probe(store: Store, probe: spec.ProbeConfig, prefix_ids: list[int]) -> np.ndarray:
+def make_natural_probe(store: Store, probe: ProbeConfig, prefix_ids: list[int]) -> np.ndarray:
     """Return the first tokens of held-out documents, in order of their keys.
 
     If there are too few documents, the next segments of the same documents follow.
@@ -210,17 +210,17 @@ def list_held_out_texts(store: Store, domain: str) -> tuple[np.ndarray, ...]:
     return domain_number, first, np.append(starts, len(tokens))[1:] - first, keys
 
 
-def make_random_probe(store: Store, probe: spec.ProbeConfig, prefix_ids: list[int]) -> np.ndarray:
+def make_random_probe(store: Store, probe: ProbeConfig, prefix_ids: list[int]) -> np.ndarray:
     return prepend_ids(load_probe_ids(store, 'random_PT', probe)[:, : probe.length], prefix_ids)
 
 
-def make_repeated_probe(store: Store, probe: spec.ProbeConfig, prefix_ids: list[int]) -> np.ndarray:
+def make_repeated_probe(store: Store, probe: ProbeConfig, prefix_ids: list[int]) -> np.ndarray:
     return prepend_ids(
         np.repeat(load_probe_ids(store, 'repeated_P', probe)[:, None], probe.length, axis=1), prefix_ids
     )
 
 
-def load_probe_ids(store: Store, name: str, probe: spec.ProbeConfig) -> np.ndarray:
+def load_probe_ids(store: Store, name: str, probe: ProbeConfig) -> np.ndarray:
     if probe.sequences > PROBE_SEQUENCES or probe.length > PROBE_LENGTH:
         raise UserError(
             f'config.probe needs {probe.sequences} sequences of {probe.length} tokens, but a store has '
@@ -237,7 +237,7 @@ def prepend_ids(ids_PT: np.ndarray, prefix_ids: list[int]) -> np.ndarray:
 PROBE_INPUTS = {'natural': make_natural_probe, 'random': make_random_probe, 'repeated': make_repeated_probe}
 
 
-def add_training_tokens(ids_T: np.ndarray, data: spec.DataConfig) -> np.ndarray:
+def add_training_tokens(ids_T: np.ndarray, data: DataConfig) -> np.ndarray:
     """Add BOS and the fixed token to a prompt if training data has them; both are excluded from the loss.
 
     Raises:

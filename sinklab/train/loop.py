@@ -147,7 +147,6 @@ def run_attempt(
         start_time = time.perf_counter() - seconds
 
         # Restore or initialize the state.
-        data.start_prefetch(resume_step)
         if checkpointer.newest_step is None:
             train_state = state.create_state(spec, mesh)
         else:
@@ -444,8 +443,7 @@ def set_up(
     layout, mesh, backend_choice = run_on_all_or_raise(group, choose_layout)
     check_equal_on_all(group, {'the attention backend': backend_choice.backend})
     broadcast_from_primary(group, lambda: check_disk_space(spec, run_dir, mesh))
-    local_fraction = sharding.compute_local_fraction(mesh, spec.optimizer.batch_size)
-    data = run_on_all_or_raise(group, lambda: load_run_data(spec, local_fraction))
+    data = run_on_all_or_raise(group, lambda: load_run_data(spec))
     check_equal_on_all(group, {f'the data ({name})': value for name, value in data.fingerprint.items()})
     return layout, mesh, backend_choice, data
 
