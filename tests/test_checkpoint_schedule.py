@@ -1,16 +1,16 @@
-"""Checkpoint saves: schedule, grace period, lost lease and exit."""
+"""Checkpoint saves: schedule, grace period, lost folder and exit."""
 
 import time
 
 import jax.numpy as jnp
 import pytest
 from conftest import make_tiny_spec
-from sinklab.storage.lease import LeaseLostError
 from tiny_runs import RecordingCallback, make_spec, train_run
 
 from sinklab.checkpoint import checkpointer, digests
 from sinklab.checkpoint.checkpointer import Checkpointer
 from sinklab.run_dir import RunDir
+from sinklab.storage.folder_lock import FolderTakenError
 from sinklab.train import loop
 from sinklab.train.run_outcome import DivergedError, ReplicaMismatchError, StoppedBySignal
 
@@ -59,14 +59,13 @@ class OwnerCheckError(Exception):
     pass
 
 
-@pytest.mark.parametrize('num_passed', [0, 1])
-def test_lost_lease_prevents_digests_and_checkpoint_deletion(tmp_path, num_passed):
-    """Lose the lease after `num_passed` checks, during a save in the background."""
+def test_lost_folder_prevents_digests_and_checkpoint_deletion(tmp_path):
+    """Lose the folder during a save in the background."""
     folder, checked_folders = RunDir(tmp_path), []
 
-    def check_lease():
+    def check_owner():
         checked_folders.append(folder)
-        if len(checked_folders) > num_passed:
+        if len(checked_folders) > 1:
             raise OwnerCheckError
 
     config, state = make_tiny_spec(checkpoint__keep=2).checkpoint, {'a': jnp.arange(3)}
@@ -74,13 +73,13 @@ def test_lost_lease_prevents_digests_and_checkpoint_deletion(tmp_path, num_passe
     for step in (1, 2):
         first_checkpointer.save(step, state)
     first_checkpointer.close()
-    second_checkpointer = Checkpointer(folder, config, {}, check_lease=check_lease)
+    second_checkpointer = Checkpointer(folder, config, {}, check_owner=check_owner)
     second_checkpointer.save(3, state)
     with pytest.raises(OwnerCheckError):
         second_checkpointer.wait_until_finished()
     second_checkpointer.close()
     assert folder.list_checkpoint_steps() == [1, 2, 3]
-    assert digests.get_digest_path(folder, 3, 0).exists() == bool(num_passed)
+    assert digests.read_digests(folder.checkpoint_dir / '3') is None
 
 
 class RecordingCheckpointer:
@@ -104,7 +103,7 @@ class RecordingCheckpointer:
         (DivergedError(4, {}), ['wait for all', 'close']),
         (ReplicaMismatchError(4, 'x'), ['wait for all', 'close']),
         (OSError('of this process alone'), ['close']),
-        (LeaseLostError('of another job'), []),
+        (FolderTakenError('of another job'), []),
     ],
     ids=str,
 )

@@ -6,7 +6,7 @@ import pytest
 import tiny_runs as runs
 
 from sinklab.cli.main import main
-from sinklab.storage import run_file_schemas
+from sinklab.storage import files
 
 pytestmark = pytest.mark.slow
 
@@ -19,7 +19,7 @@ def run_path(tmp_path_factory, corpus):
 
 
 def run_measure(path, capsys, *options):
-    run_file_schemas.PRINTED_WARNINGS.clear()
+    files.PRINTED_WARNINGS.clear()
     exit_code = main(['measure', str(path), '--json', *options])
     out, err = capsys.readouterr()
     return exit_code, out and json.loads(out), err

@@ -24,7 +24,6 @@ from sinklab.report import runs as runs_module
 from sinklab.report.emergence import RunEmergence
 from sinklab.report.figure_data import BinaryPayload
 from sinklab.run_dir import RunDir
-from sinklab.storage import untrusted_files
 
 MATRICES = next(picture for picture in FIGURES if picture.kind == 'matrices')
 
@@ -34,10 +33,6 @@ def loaded_runs(tmp_path):
     paths = [write_run(tmp_path / 'a', 'softmax'), write_run(tmp_path / 'b', 'a<b & "c"', steps=(0, 20), seed=1)]
     return runs.read_runs(paths)
 
-
-def test_has_figure_reads_no_array(loaded_runs, monkeypatch):
-    monkeypatch.setattr(untrusted_files, 'read_array', lambda *_: pytest.fail('an array is read'))
-    assert loaded_runs[0].has_figure(MATRICES)
 
 
 def parse_integers(text):

@@ -10,7 +10,6 @@ import time
 
 import numpy as np
 import pytest
-from sinklab.storage.lease import hold_lease
 
 from sinklab.cli import process_flags
 from sinklab.cli.config_flags import load_spec
@@ -19,6 +18,7 @@ from sinklab.cli.sweep import make_train_command
 from sinklab.errors import UserError
 from sinklab.process_group import ProcessGroup
 from sinklab.run_dir import RunDir
+from sinklab.storage.folder_lock import hold_folder
 from sinklab.sweep import run as sweep
 from sinklab.sweep.plan import SweepRun
 from sinklab.sweep.run import run_sweep
@@ -267,12 +267,12 @@ def test_sweep_row_runs_as_single_process_in_slurm_job(monkeypatch, tmp_path):
 
 
 def test_sweep_rejects_second_sweep_in_same_folder(capsys, table, tmp_path):
-    with hold_lease(tmp_path / 'runs'):
+    with hold_folder(tmp_path / 'runs'):
         line = get_error_line(capsys, table, tmp_path / 'runs', '--rows=softmax')
     assert line.startswith('sinklab sweep: ')
     assert f'{tmp_path}/runs' in line
     assert f'process {os.getpid()}' in line
-    assert not (tmp_path / 'runs').exists()
+    assert {path.name for path in (tmp_path / 'runs').iterdir()} == {'owner.json', 'run.lock'}
 
 
 class SilentDisplay:

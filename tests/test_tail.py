@@ -4,11 +4,11 @@ import json
 
 import pytest
 from conftest import make_tiny_spec
-from sinklab.storage.lease import UNREADABLE_OWNER, hold_lease
 
 from sinklab.cli import tail
 from sinklab.cli.main import main
 from sinklab.run_dir import RunDir
+from sinklab.storage.folder_lock import hold_folder
 from sinklab.train.callbacks import Callback
 
 
@@ -46,7 +46,7 @@ def write_attempts(folder, **steps_by_attention):
 
 def test_follow_run_reports_each_record_once_in_order_until_end(folder):
     callback = RecordingCallback()
-    with hold_lease(folder.path):
+    with hold_folder(folder.path):
         updates = tail.follow_run(folder, callback)
         next(updates)
         assert (callback.steps, callback.begin_calls) == ([], [])
@@ -79,14 +79,6 @@ def test_follow_run_starts_with_last_measurement_and_newest_record(folder):
     list(tail.follow_run(folder, callback))
     assert callback.steps == [6, 9]
 
-
-def test_follow_run_ends_after_heartbeat_timeout_of_remote_owner(folder, monkeypatch):
-    (folder.path / 'lease.json').write_text(json.dumps(UNREADABLE_OWNER | dict(machine='another')))
-    folder.write_json('outcome', dict(kind='stopped', message=''))  # of the previous attempt
-    updates = tail.follow_run(folder, RecordingCallback())
-    next(updates)
-    monkeypatch.setattr('sinklab.storage.lease.OWNER_TIMEOUT_SECONDS', 0.0)
-    assert list(updates) == []
 
 
 @pytest.mark.parametrize(

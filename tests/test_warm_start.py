@@ -18,7 +18,7 @@ from sinklab.errors import UserError
 from sinklab.parallel import device_mesh
 from sinklab.report import page, runs
 from sinklab.run_dir import RunDir
-from sinklab.storage import atomic_write as files
+from sinklab.storage import files
 from sinklab.train import (
     loop,
     setup,

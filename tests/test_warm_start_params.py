@@ -29,7 +29,7 @@ from sinklab.data.run_data import load_run_data
 from sinklab.errors import UserError
 from sinklab.report import runs
 from sinklab.run_dir import RunDir
-from sinklab.storage import atomic_write as files
+from sinklab.storage import files
 from sinklab.train import (
     loop,
     setup,
@@ -245,7 +245,7 @@ def test_fork_interrupted_before_first_checkpoint_requires_from_flag(spec, origi
     with pytest.raises(CrashError):
         train(spec, path, origin, CrashingCallback(1))
     (path / 'metrics.jsonl').unlink()
-    (path / 'digests' / '0' / '0.json').unlink()
+    (path / 'checkpoints' / '0' / 'digests_0.json').unlink()
     with pytest.raises(UserError, match=r'step 8 .*--from'):
         train(spec, path, None)
     assert drop_clock_metrics(train(spec, path, origin)) == drop_clock_metrics(records)

@@ -11,7 +11,7 @@ from tiny_runs import write_checkpoints
 from sinklab.checkpoint.checkpointer import Checkpointer
 from sinklab.errors import UserError
 from sinklab.run_dir import RunDir
-from sinklab.storage import atomic_write as files
+from sinklab.storage import files
 from sinklab.train import warm_start
 
 
@@ -45,9 +45,9 @@ def test_verify_origin_refuses_different_or_missing_checkpoint(tmp_path, monkeyp
 
 def test_verify_origin_refuses_damage_found_by_one_process(tmp_path):
     origin = make_origin(tmp_path / 'one')
-    (origin.run_dir.checkpoint_dir / '4' / 'file').write_bytes(b'of a RUN')
+    (origin.run_dir.checkpoint_dir / '4' / 'state' / 'manifest.ocdbt').write_bytes(b'of a RUN')
     assert [
-        'checkpoints/4 ' in str(error) and ' file ' in str(error) for error in verify_on_processes(origin, origin)
+        'checkpoints/4 ' in str(error) and ' state/manifest.ocdbt ' in str(error) for error in verify_on_processes(origin, origin)
     ] == [
         True,
         True,
@@ -57,9 +57,9 @@ def test_verify_origin_refuses_damage_found_by_one_process(tmp_path):
 @pytest.mark.slow
 def test_verify_origin_waits_for_delayed_digests(tmp_path):
     first_origin, other_origin = make_origin(tmp_path / 'one'), make_origin(tmp_path / 'two')
-    content = (first_origin.run_dir.digest_dir / '4' / '0.json').read_bytes()
-    file = other_origin.run_dir.digest_dir / '4' / '0.json'
-    file.write_text('{}')
+    content = (first_origin.run_dir.checkpoint_dir / '4' / 'digests_0.json').read_bytes()
+    file = other_origin.run_dir.checkpoint_dir / '4' / 'digests_0.json'
+    file.unlink()
     timer = threading.Timer(0.3, file.write_bytes, [content])
     timer.start()
     assert verify_on_processes(first_origin, other_origin) == [None, None]

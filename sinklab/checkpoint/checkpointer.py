@@ -118,7 +118,7 @@ class Checkpointer:
                 f'{self.run_dir} was trained on other data ({", ".join(data_differences)}); restore that data, '
                 'or give a new --workdir'
             )
-        if saved_data.get('order') != order:
+        if saved_data.get('order', order) != order:
             raise UserError(
                 f'the order of the data of {self.run_dir} has changed, e.g. with another version of grain; install '
                 f'the versions in {self.run_dir}/environment.json, or give a new --workdir'

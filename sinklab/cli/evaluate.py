@@ -12,7 +12,7 @@ import json
 from sinklab.cli.checkpoint_flags import add_model_argument
 from sinklab.cli.flag_types import non_negative_int, positive_int
 from sinklab.errors import UserError, format_extra_command
-from sinklab.storage.atomic_write import atomic_write, open_writable_folder
+from sinklab.storage.files import atomic_write, open_writable_folder
 from sinklab.storage.paths import parse_path
 
 

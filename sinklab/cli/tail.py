@@ -56,7 +56,7 @@ def follow_run(run_dir: RunDir, callback: Callback) -> Iterator[None]:
         records = run_dir.read_metric_lines()
         new_records = [record for record in records if record['step'] > last_step]
         if last_step < 0:  # of the past, show the newest Sink_1 and the newest record
-            new_records = [record for record in records if HEADLINE_METRIC.name in record][-1:] + records[-1:]
+            new_records = [record for record in records[:-1] if HEADLINE_METRIC.name in record][-1:] + records[-1:]
         for record in new_records:
             callback.on_record(record, written=True)
             last_step = record['step']

@@ -590,16 +590,9 @@ def record_fixture() -> dict:
     environment = json.loads(Path('run/environment.json').read_text())
     environment |= dict(commit=None, platform='Linux', malloc=None)
     Path('run/environment.json').write_text(json.dumps(environment, indent=2) + '\n')
-    # Orbax writes the absolute path of the checkpoint into a file, of which digests/ has the SHA-256.
-    checkpoint, digests = Path(f'run/checkpoints/{FIXTURE_STEPS}'), Path(f'run/digests/{FIXTURE_STEPS}/0.json')
-    commit_text = f'Checkpoint commit was successful to {checkpoint}'.encode()
-    (checkpoint / 'commit_success.txt').write_bytes(commit_text)
-    content = json.loads(digests.read_text())
-    content['files']['commit_success.txt'] = [len(commit_text), hashlib.sha256(commit_text).hexdigest()]
-    digests.write_text(json.dumps(content, indent=1) + '\n')
     run_command('checkpoint', 'verify', 'run')
     shutil.rmtree(RUN, ignore_errors=True)
-    shutil.copytree('run', RUN, ignore=shutil.ignore_patterns('lease*', '.*'))
+    shutil.copytree('run', RUN, ignore=shutil.ignore_patterns('run.lock', 'owner.json', '.*'))
     return {}
 
 
