@@ -87,8 +87,7 @@ def list_values(claims_data: dict, row: str, metric: str) -> list[float]:
 def format_cell(entry: dict, unit: str, anchor: str | None = None) -> str:
     """Format the verdict at a size, with the mean difference, its interval and the number of seeds.
 
-    With too few seeds for an interval, the cell has the range of the differences instead. Other verdicts than
-    "holds" link to `anchor`.
+    Other verdicts than "holds" link to `anchor`.
     """
     if entry['verdict'] == 'not run':
         return ''
@@ -96,12 +95,10 @@ def format_cell(entry: dict, unit: str, anchor: str | None = None) -> str:
     if not values:
         return f'[{entry["verdict"]}](#{anchor})' if anchor else entry['verdict']
     spread = report.format_mean_and_interval(entry) + unit
-    if entry['verdict'] == 'too few seeds' and len(values) > 1:
-        spread += f' ({min(values):+.2f} to {max(values):+.2f})'
     verdict = report.format_verdict(entry)
     if anchor and entry['verdict'] not in ('holds', 'too few seeds'):
         verdict = f'[{verdict}](#{anchor})'
-    return f'**{verdict}**<br>{spread}, n = {len(values)}'
+    return f'**{verdict}**<br>{spread}, n={len(values)}'
 
 
 def format_sink_count(claim: report.Claim, claims_data: dict) -> str:
@@ -151,7 +148,7 @@ def format_claim_table(table: str, entries_by_size: Mapping[str, dict]) -> str:
             for size, entry in entries.items()
         ]
         published = next((entry['published'] for entry in entries.values() if entry['published'] is not None), None)
-        source = escape_markdown(claims['quickstart'].source.removeprefix('Gu et al. '))
+        source = escape_markdown(re.sub(r'^(on |as )?Gu et al\. ', '', claims['quickstart'].source))
         statement = f'`{name}`: {escape_markdown(claims["quickstart"].statement)} ({source})'
         rows.append([statement, report.format_signed(published), *cells])
     return format_table(['claim', 'paper', *(f'size `{size}`' for size in entries_by_size)], rows)
@@ -271,7 +268,7 @@ def format_readme_table(entries: Mapping[str, dict], claims_data: dict) -> str:
             ours.append(f'{np.mean(sinks):.1f} ± {np.std(sinks, ddof=1):.1f}')
         difference = report.format_mean_and_interval(entry, 1)
         verdict = report.format_verdict(entry).partition(' (')[0]
-        rows.append([f'{escape_markdown(claim.statement)} `{name}`', *published, *ours, difference, verdict])
+        rows.append([escape_markdown(claim.statement), *published, *ours, difference, verdict])
     headings = ['claim', 'paper: softmax', 'changed', 'ours: softmax', 'changed', 'difference', 'verdict']
     return format_table(headings, rows)
 
