@@ -90,11 +90,10 @@ build/peers/litgpt: .venv/test
 	{ $@/bin/python $$quiet $(CPU_TORCH) || $@/bin/python $$quiet --index-url https://download.pytorch.org/whl/cpu $(CPU_TORCH); } \
 	  && $(BIN)/uv pip install --quiet --python $@/bin/python litgpt==0.5.13 numpy || { rm -rf $@; exit 1; }
 
-# The documentation site, in build/docs/; nothing comes from a network. Any warning fails, and any broken link or anchor
-# does. Without --quiet, under which MkDocs does not count warnings.
+# The documentation site, in build/docs/; nothing comes from a network. Any warning fails, and any broken link does.
+# Without --quiet, under which MkDocs does not count warnings.
 docs: .venv/docs
 	$(MKDOCS) build
-	$(BIN)/python docs/check_site.py build/docs
 	@echo 'open build/docs/index.html'
 
 docs-serve: .venv/docs

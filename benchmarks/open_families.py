@@ -5,8 +5,8 @@ python benchmarks/open_families.py --table --out=now.json
 
 The first command writes models to FOLDER, runs `sinklab measure` and `sinklab.open(...).attention(...)` on each
 model, compares the attention with that of transformers, and writes the results to --out. The second command prints
-the results as the table of docs/results/open_families.md. The exit code is 1 after an internal error, or if the
-attention of a model could not be compared or has another shape.
+the results by family, which docs/results/open_families.md groups. The exit code is 1 after an internal error, or if
+the attention of a model could not be compared or has another shape.
 """
 
 import argparse

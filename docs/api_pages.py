@@ -13,7 +13,7 @@ import sinklab
 PAGES = {
     'opened.md': (
         'Opened runs and models',
-        'This page describes what `sinklab.open` returns: a run or an open model that can be measured and plotted.',
+        '`sinklab.open` returns a run or an open model.',
         (
             'sinklab.opened_models.OpenedModel',
             'sinklab.opened_models.OpenedRun',
@@ -22,8 +22,7 @@ PAGES = {
     ),
     'operation.md': (
         'Attention operation',
-        'This page describes the parts of an attention operation: a similarity, a normalizer, and the rule that puts '
-        'them together. To add one, see [Add an operation](../../guides/add_an_operation.md).',
+        'To add one, see [Add an operation](../../guides/add_an_operation.md).',
         (
             'sinklab.attn.operations.Operation',
             'sinklab.attn.operations.Similarity',
@@ -36,7 +35,6 @@ PAGES = {
     ),
     'metric.md': (
         'Metric',
-        'This page describes an entry of the table of metrics: what it reads, what it computes, and how it is shown. '
         'To add one, see [Add a metric](../../guides/add_a_metric.md).',
         (
             'sinklab.metrics.metric.Metric',
@@ -49,7 +47,7 @@ PAGES = {
     ),
     'data_source.md': (
         'Data source',
-        'This page describes a source of documents, as `data.source` names one.',
+        '`data.source` names a source of documents.',
         (
             'sinklab.data.sources.open_source',
             'sinklab.data.documents.Source',
@@ -59,8 +57,7 @@ PAGES = {
     ),
     'callback.md': (
         'Callback',
-        'This page describes callbacks of the training loop: [Add a callback](../../guides/add_a_callback.md) has an '
-        'example.',
+        '[Add a callback](../../guides/add_a_callback.md) has an example.',
         (
             'sinklab.train.callbacks.Callback',
             'sinklab.train.callbacks.BestEffortCallback',
@@ -69,8 +66,7 @@ PAGES = {
     ),
     'config.md': (
         'Config objects',
-        'This page describes the frozen dataclasses that a config becomes; [Config fields](../config.md) lists the '
-        'same fields with their defaults.',
+        '[Config fields](../config.md) lists the same fields with their defaults.',
         (
             'sinklab.config.validate.parse_config',
             'sinklab.config.spec.Spec',
@@ -95,8 +91,7 @@ def build_package_page() -> str:
     """Return the page of the package, with every name that it exports."""
     return (
         '# Python API\n\n'
-        'This page lists what `import sinklab` offers.\n\n'
-        'Other pages of this section: '
+        'Other pages: '
         + ', '.join(f'[{title}]({name})' for name, (title, _, _) in PAGES.items())
         + '.\n\n'
         + ''.join(format_directive(path, name) for name, path in list_exports().items())

@@ -131,9 +131,8 @@ def format_training(part: str) -> str:
 def format_measured(headings: list[str], lines: list[list], missing: list[str]) -> str:
     """Return a table of what was measured, and a sentence about what was not."""
     total = len(lines) + len(missing)
-    names = '' if lines else f': {", ".join(missing)}'
     text = format_table(headings, lines) if lines else ''
-    return text + (f'Not run: {len(missing)} of {total}{names}.\n' if missing else '')
+    return text + (f'Not run: {len(missing)} of {total}.\n' if missing else '')
 
 
 def format_number(values: Sequence[float] | None, number_format: str, reduce: Callable) -> str:

@@ -62,7 +62,7 @@ NO_OPEN_MODELS = (
     'The published models were not run: their weights are on the Hugging Face hub, which was out of reach when these '
     'results were made. '
 )
-SMALL_MODELS = NO_OPEN_MODELS + 'Two smaller ones were: see [Results: open models](../results/open_models.md). '
+SMALL_MODELS = NO_OPEN_MODELS + 'Two smaller ones were: see [Open models](../results/open_models.md). '
 OPEN_MODEL_NEEDS = (
     SMALL_MODELS + 'It takes the model, its size in float32 as memory, and minutes on a CPU for models up to 1B.'
 )
@@ -135,7 +135,7 @@ ENTRY_GROUPS: dict[str, tuple[PaperEntry, ...]] = {
             'The sink emerges during training',
             (BASELINE_ROW, 'natural:*', 'emergence:*'),
             'Published: Sink_1 rises between 1,000 and 2,000 steps. The rows of `natural.py` fit on one GPU: see '
-            '[Results: GPU](../results/gpu.md). Those of `emergence.py` show how the step moves with weight decay, '
+            '[One GPU](../results/gpu.md). Those of `emergence.py` show how the step moves with weight decay, '
             'rate and width: see [Emergence](../results/emergence.md).',
         ),
         PaperEntry(
@@ -255,7 +255,7 @@ ENTRY_GROUPS: dict[str, tuple[PaperEntry, ...]] = {
             'Hypotheses',
             'What may explain claims that small models contradict or leave open',
             ('hypotheses:*',),
-            'See [Results: claims](../results/claims.md).',
+            'See [Claims](../results/claims.md).',
         ),
     ),
     'Later work': (
@@ -298,9 +298,8 @@ def build_page() -> str:
     entries = [entry for group in ENTRY_GROUPS.values() for entry in group]
     markdown = (
         '# Tables and figures of the paper\n\n'
-        'This page lists every table and figure of "When Attention Sink Emerges in Language Models" (Gu et al.), and '
-        'of later work, that sinklab can run: the rows, the command, the published numbers, and ours where they were '
-        'run.\n\n' + format_introduction(entries) + format_contents()
+        'Every table and figure of "When Attention Sink Emerges in Language Models" (Gu et al.), and of later work, '
+        'that sinklab can run.\n\n' + format_introduction(entries)
     )
     for group, group_entries in ENTRY_GROUPS.items():
         markdown += f'## {group}\n\n' + ''.join(map(format_section, group_entries))
@@ -314,57 +313,28 @@ def format_introduction(entries: list[PaperEntry]) -> str:
     rows = {row for entry in entries for row in match_rows(entry)}
     num_run = sum(find_our_runs(row) is not None for row in rows)
     seeds = sorted({len(seeds) for seeds in claims_data['runs'].values()})
+    verdicts = ', '.join(
+        f'{verdict_counts[verdict]} {verdict}' for verdict in claims_report.VERDICTS if verdict_counts[verdict]
+    )
+    size = claims_data['size']
     return (
-        f'**What was run.** {num_run} of {len(rows)} rows have a result in `docs/results/claims.json`, all of them '
-        f'at size `{claims_data["size"]}`: 200,000 parameters, on two CPU cores, with {seeds[0]} to {seeds[-1]} '
-        f'seeds. No row was trained at the size of the paper. Verdicts on {sum(verdict_counts.values())} '
-        '[claims](../results/claims.md): '
-        + ', '.join(
-            f'{verdict_counts[verdict]} {verdict}' for verdict in claims_report.VERDICTS if verdict_counts[verdict]
-        )
-        + '.\n\n'
-        '**Published** numbers are of the size of the paper (60M parameters unless the title says otherwise). '
-        f'**Ours** are of size `{claims_data["size"]}`: the mean of all seeds and their standard deviation. Only '
-        'directions can be compared between the two. Numbers of a row scale with the size: where a row has another '
-        'value there, it stands below. A dash: not run.\n\n'
-        '**What a row takes.** At the size of the paper: the last column has the operations of the run as a multiple '
-        f'of the baseline, which takes at least {CHIP_HOURS["60M"]} chip-hours of TPU v5e by the estimate of the '
-        f'compiler (`sinklab compile`, not measured). At size `{claims_data["size"]}`: about two minutes for two '
-        'runs at once on two cores; rows without a result were left out to save time, and the command of their table '
-        'trains them. Data of the paper: a sample of the Pile (`sail/regmix-data-sample`) with the tokenizer of '
-        'GPT-NeoX.\n\n'
-        '(v1) is arXiv 2410.10781v1, (ICLR) the version printed for ICLR 2025; they number tables differently. '
+        f'- **What was run.** {num_run} of {len(rows)} rows at size `{size}` (200,000 parameters), with {seeds[0]} '
+        f'to {seeds[-1]} seeds, and none at the size of the paper. Verdicts on {sum(verdict_counts.values())} '
+        f'[claims](../results/claims.md): {verdicts}.\n'
+        '- **Published** numbers are of 60M parameters unless the title says otherwise. **Ours** are the mean and '
+        'the standard deviation of all seeds; only directions can be compared. A value that scales with the size '
+        'stands below. A dash: not run.\n'
+        '- **Cost** is the operations of a run at the size of the paper, as a multiple of the baseline, which takes '
+        f'at least {CHIP_HOURS["60M"]} chip-hours of TPU v5e by the estimate of the compiler (`sinklab compile`, not '
+        f'measured). At size `{size}`, two runs at once take about two minutes on two cores.\n'
+        '- (v1) is arXiv 2410.10781v1, (ICLR) the printed version; they number tables differently. '
         '[Decisions](decisions.md) says how unclear passages were read.\n\n'
     )
-
-
-def format_contents() -> str:
-    lines = (
-        [
-            f'[{escape_markdown_text(entry.location)}](#{make_slug(entry)})',
-            escape_markdown_text(entry.title),
-            format_status(entry),
-        ]
-        for group in ENTRY_GROUPS.values()
-        for entry in group
-    )
-    return format_table(['table or figure', 'what it shows', 'rows with a result of ours'], lines)
 
 
 def make_slug(entry: PaperEntry) -> str:
     slug_text = ''.join(character if character.isalnum() else '-' for character in entry.location.lower())
     return '-'.join(filter(None, slug_text.split('-')))
-
-
-def format_status(entry: PaperEntry) -> str:
-    rows = match_rows(entry)
-    return (
-        f'{sum(find_our_runs(row) is not None for row in rows)} of {len(rows)}'
-        if rows
-        else 'not run'
-        if entry.missing_reason
-        else ''
-    )
 
 
 def format_section(entry: PaperEntry) -> str:

@@ -88,7 +88,9 @@ def add_file(folder, step, rng):
 
 def replace_digests(folder, step, rng):
     name = 'digests_0.json'
-    (folder.checkpoint_dir / str(step) / name).write_bytes((folder.checkpoint_dir / str(6 - step) / name).read_bytes())
+    (folder.checkpoint_dir / str(step) / name).write_bytes(
+        (folder.checkpoint_dir / str(6 - step) / name).read_bytes()
+    )
     return [path.name for path in (folder.checkpoint_dir / str(step)).rglob('*') if path.is_file()]
 
 

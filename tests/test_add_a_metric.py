@@ -27,7 +27,3 @@ def test_guide_adds_metric_in_one_file_and_all_outputs_show_it(tmp_path):
     assert '>alpha_self</th>' in report_html
     assert 'Who looks at itself' in report_html
     assert (run / 'own.png').exists()
-    assert (
-        '| `alpha/self` | Mean attention of queries to their own token. |'
-        in (tree / 'docs' / 'concepts.md').read_text()
-    )

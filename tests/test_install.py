@@ -25,17 +25,10 @@ def read_requirements(monkeypatch):
 def test_page_of_dependencies_has_row_for_every_requirement_with_its_bounds(monkeypatch):
     page = (ROOT / 'docs' / 'reference' / 'dependencies.md').read_text(encoding='utf-8')
     tables = re.findall(r'^##+ (?:Core|`(\w+)`)\n(.*?)(?=^##|\Z)', page, re.MULTILINE | re.DOTALL)
-    actual = {extra or None: re.findall(r'^\| `(.*?)` \| .+ \| .+ \|$', rows, re.MULTILINE) for extra, rows in tables}
+    actual = {extra or None: re.findall(r'^\| `(.*?)` \| .+ \|$', rows, re.MULTILINE) for extra, rows in tables}
     expected = read_requirements(monkeypatch)
     del expected['test']
     assert actual == expected
-
-
-def test_page_of_dependencies_names_existing_files():
-    page = (ROOT / 'docs' / 'reference' / 'dependencies.md').read_text(encoding='utf-8')
-    paths = set(re.findall(r'`((?:sinklab|configs|docs|launch|tests)/[\w./]*)`', page))
-    assert len(paths) > 20
-    assert {path for path in paths if not (ROOT / path).exists()} == set()
 
 
 @pytest.mark.slow

@@ -47,7 +47,7 @@ def list_sections():
 @pytest.fixture
 def run_commands(tmp_path, monkeypatch):
     """Return run(commands), which runs them in a folder with the config files and returns their calls."""
-    recorders = CommandRecorders(tmp_path / 'bin', *PROGRAM_NAMES, 'xpk', 'sky', 'tail')
+    recorders = CommandRecorders(tmp_path / 'bin', *PROGRAM_NAMES, 'tail')
     for part, text in PROGRAM_OUTPUTS.items():
         recorders.add_answers(part, (text, '', 0))
     (recorders.folder / 'python').symlink_to(sys.executable)

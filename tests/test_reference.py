@@ -1,12 +1,9 @@
 """Generated reference pages, compared with an independent listing of the code."""
 
-import ast
-import dataclasses
 import functools
 import importlib
 import json
 import re
-import tomllib
 from pathlib import Path
 from typing import get_args
 
@@ -14,8 +11,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from docs import api_pages, check_site, paper_tables, reference
-from sinklab import resume_checks, run_dir
+from docs import api_pages, paper_tables, reference
+from sinklab import run_files
 from sinklab.analysis.measure import LOSS_INFO
 from sinklab.cli import main
 from sinklab.config import spec
@@ -26,7 +23,6 @@ from sinklab.exit_status import EXIT_CODES
 from sinklab.metrics.registry import METRIC_INFOS, OFFLINE_METRIC_INFOS
 from sinklab.report.claims import FAILS_METRIC
 from sinklab.report.sweep_table import EMERGENCE_METRIC
-from sinklab.storage import run_file_schemas
 
 ROOT = Path(__file__).parents[1]
 PAGES = reference.build_pages()
@@ -41,9 +37,6 @@ def find_lines(page, first):
     return [line for line in page.splitlines() if line.startswith('|') and f'`{first}`' in line.split(' | ')[0]]
 
 
-# config.md
-
-
 def test_config_page_lists_every_field_with_default_and_meaning():
     config = default.get_config()
     for path in list_fields(config):
@@ -55,26 +48,10 @@ def test_config_page_lists_every_field_with_default_and_meaning():
 
 
 def test_config_page_lists_every_choice():
-    tree = ast.parse((ROOT / 'sinklab' / 'config' / 'spec.py').read_text(encoding='utf-8'))
-    tree.body = [node for node in tree.body if getattr(node, 'name', '') != 'Hardware']  # no part of a config
-    literals = [
-        node for node in ast.walk(tree) if isinstance(node, ast.Subscript) and ast.unparse(node.value) == 'Literal'
-    ]
-    values = {leaf.value for node in literals for leaf in ast.walk(node.slice) if isinstance(leaf, ast.Constant)}
-    values |= {*spec.NORMALIZERS_BY_SIMILARITY, *spec.HYPERPARAMETERS['name'], *spec.HYPERPARAMETERS['schedule']}
-    for value in values - {'', 'name', 'schedule'} - {*spec.BackendName.__args__} - {*spec.WarmStartTakes.__args__}:
-        assert f'`{value}`' in PAGES['config.md'], value
-
-
-def test_every_spec_field_has_docstring():
-    spec_classes = [item for item in vars(spec).values() if getattr(item, '__module__', '') == spec.__name__]
-    spec_classes = [item for item in spec_classes if dataclasses.is_dataclass(item)]
-    assert {spec.Spec, spec.Hardware} <= {*spec_classes}
-    for spec_class in spec_classes:
-        assert reference.read_field_docstrings(spec_class).keys() == set(spec_class.__dataclass_fields__), spec_class
-
-
-# commands.md
+    choices = {*spec.NORMALIZERS_BY_SIMILARITY, *spec.HYPERPARAMETERS['name'], *spec.HYPERPARAMETERS['schedule']}
+    for names in (spec.PositionName, spec.FFNName, spec.GateName, spec.DtypeName, spec.NormalizerName):
+        choices |= {*get_args(names)}
+    assert {choice for choice in choices if f'`{choice}`' not in PAGES['config.md']} == set()
 
 
 def list_commands(parser, name=''):
@@ -85,28 +62,11 @@ def list_commands(parser, name=''):
             yield from list_commands(subparser, f'{name} {command}'.strip())
 
 
-COMMANDS = dict(list_commands(main.build_parser()))
-
-
-@pytest.mark.parametrize('name', COMMANDS)
-def test_commands_page_lists_every_option_of_command(name):
-    heading = f' `sinklab {name}` {{ #sinklab-{name.replace(" ", "-")} }}'
-    section = re.split(r'\n##+ ', PAGES['commands.md'].partition(heading)[2])[0]
-    assert section
-    options = set(re.findall(r'(?<![\w-])(--\w[\w-]*)', COMMANDS[name].format_usage()))
-    text = COMMANDS[name].format_help().removesuffix(f'{COMMANDS[name].epilog}\n')
-    options |= set(re.findall(r'^  (?:-\w, )?(--\w[\w-]*)', text, re.MULTILINE))
-    for option in options - {'--help', '--config'}:
-        assert f'`{option}' in section, option
-
-
-def test_commands_page_has_example_of_every_command():
-    for name in main.COMMANDS:
-        section = re.split(r'\n## ', PAGES['commands.md'].partition(f'## `sinklab {name}`')[2])[0]
-        assert re.search(rf'```text\n(.*\n)*.*sinklab {name}', section.partition('| argument')[2]), name
-
-
-# metrics.md
+def test_commands_page_lists_every_command_with_its_options():
+    for name, parser in list_commands(main.build_parser()):
+        section = PAGES['commands.md'].partition(f' `sinklab {name}` {{ #sinklab-{name.replace(" ", "-")} }}')[2]
+        for action in parser._actions:
+            assert all(option in section.partition('\n## ')[0] for option in action.option_strings), name
 
 
 @pytest.mark.parametrize('info', [*METRIC_INFOS, *OFFLINE_METRIC_INFOS], ids=lambda info: info.name)
@@ -115,24 +75,14 @@ def test_metrics_page_lists_every_registered_metric(info):
     assert info.description.split()[0] in line.replace('\\', '')
 
 
-def test_metrics_page_lists_every_training_metric():
-    names = set()
+def test_metrics_page_lists_every_training_and_analysis_metric():
+    names = {LOSS_INFO.name, EMERGENCE_METRIC, FAILS_METRIC}
     for path in [*(ROOT / 'sinklab' / 'train').glob('*.py'), *(ROOT / 'sinklab' / 'data').rglob('*.py')]:
         names |= set(re.findall(r"'((?:train|valid|speed|data)/\w+)'", path.read_text(encoding='utf-8')))
-    assert len(names) >= 7
-    for name in names:
-        assert find_lines(PAGES['metrics.md'], name), name
-
-
-def test_metrics_page_lists_every_analysis_metric():
     text = ''.join(path.read_text(encoding='utf-8') for path in (ROOT / 'sinklab' / 'analysis').glob('*.py'))
-    names = [f'{name}/{{k}}' for name in re.findall(r"by_layer\(\s*'(\w+)'", text)]
-    assert len(names) == 2
-    for name in (*names, LOSS_INFO.name, EMERGENCE_METRIC, FAILS_METRIC):
-        assert find_lines(PAGES['metrics.md'], name), name
-
-
-# rows.md
+    names |= {f'{name}/{{k}}' for name in re.findall(r"by_layer\(\s*'(\w+)'", text)}
+    assert len(names) >= 12
+    assert {name for name in names if not find_lines(PAGES['metrics.md'], name)} == set()
 
 
 @pytest.mark.parametrize('path', CONFIG_FILES, ids=lambda path: path.stem)
@@ -148,31 +98,18 @@ def test_rows_page_lists_every_row_with_changes_and_published_numbers(path):
         assert reference.escape_markdown_text(row['source'])[1:] in line
 
 
-# exit_codes.md, run_files.md
-
-
 def test_exit_codes_page_lists_every_code_and_kind():
     assert reference.EXIT_MEANINGS.keys() == EXIT_CODES.keys()
     for kind, code in EXIT_CODES.items():
         assert any(f'`{kind}`' in line for line in find_lines(PAGES['exit_codes.md'], code)), kind
 
 
-def test_run_files_page_lists_every_file():
-    assert set(reference.list_run_files()) == reference.RUN_FILES.keys()
-    for name in (*run_dir.RUN_FILES, *(name for name in resume_checks.FILES_BEFORE_CONFIG if name != 'lease.lock')):
-        assert find_lines(PAGES['run_files.md'], name) or find_lines(PAGES['run_files.md'], f'{name}/'), name
-
-
-def test_run_files_page_lists_every_schema_field():
-    assert {*reference.SCHEMA_NAMES.values()} == run_file_schemas.SCHEMAS.keys()
-    for file, name in reference.SCHEMA_NAMES.items():
-        section = PAGES['run_files.md'].partition(f'### `{file}`')[2].partition('\n### ')[0]
-        schema = run_file_schemas.SCHEMAS[name]
-        for field in msgspec.structs.fields(*(get_args(schema) or [schema])):
-            assert find_lines(section, field.encode_name), (file, field.encode_name)
-
-
-# paper/tables.md
+def test_run_files_page_lists_files_and_every_schema_field():
+    assert {'config.json', 'metrics.jsonl', 'checkpoints/'} <= reference.list_run_files().keys()
+    for name, schema in run_files.SCHEMAS.items():
+        section = PAGES['run_files.md'].partition(f'### `{name}.json`')[2].partition('\n### ')[0]
+        for field in msgspec.structs.fields(*(get_args(schema) or [schema])) if schema is not dict else ():
+            assert find_lines(section, field.encode_name), (name, field.encode_name)
 
 
 @pytest.mark.parametrize(
@@ -191,18 +128,13 @@ def test_paper_tables_page_has_section_for_every_cited_table_and_figure():
         r'\((v1|ICLR)\), (Table|Figure)s? (\d+[A-D]?)(?: and (\d+))?', ' '.join(sources)
     ):
         for number in filter(None, (entry, other_entry)):
-            assert re.search(rf'{kind}s? (\d+ and )?{number}( and \d+)? \({version}\)', titles), (
-                version,
-                kind,
-                number,
-            )
+            assert re.search(rf'{kind}s? (\d+ and )?{number}( and \d+)? \({version}\)', titles), (version, number)
 
 
 def test_paper_tables_page_lists_every_claim_with_verdict():
     for name, verdict in paper_tables.load_verdicts().items():
-        lines = [line for line in build_paper_tables_page().splitlines() if line.startswith(f'- `{name}` ')]
-        assert lines, name
-        assert f'**{verdict["verdict"]}' in lines[0]
+        (line, *_) = [line for line in build_paper_tables_page().splitlines() if line.startswith(f'- `{name}` ')]
+        assert f'**{verdict["verdict"]}' in line
 
 
 def test_paper_tables_page_numbers_match_measured_runs():
@@ -222,14 +154,11 @@ def test_paper_tables_page_numbers_match_measured_runs():
                 assert not values or f'`{name}` {np.mean(values):.{digits}f}{spread}' in our_results
 
 
-def test_paper_tables_page_has_chip_hours_of_config_file():
+def test_chip_hours_are_those_of_config_file_and_of_estimated_step():
     page = build_paper_tables_page()
     assert f'at least {scale.CHIP_HOURS["60M"]} chip-hours' in page
     for size, hours in scale.CHIP_HOURS.items():
         assert f'{hours} ({size})' in page
-
-
-def test_chip_hours_of_1b_are_those_of_estimated_step():
     costs = json.loads((ROOT / 'benchmarks' / 'step_cost.json').read_text(encoding='utf-8'))['costs']
     seconds = scale.get_config('softmax_1b').optimizer.steps * costs['softmax_1b v5e:16x16']['milliseconds'] / 1000
     assert scale.CHIP_HOURS['1B'] == round(seconds * 256 / 3600, -1)
@@ -242,36 +171,7 @@ def test_runs_of_row_are_those_of_measured_row_with_same_config():
     assert paper_tables.find_our_runs('data:fixed_1') == baseline_runs
 
 
-# reference/api/
-
-
 def test_api_pages_name_exported_objects():
     assert '::: sinklab.open' in api_pages.build_pages()['sinklab.md']
     with pytest.raises(AttributeError):
         api_pages.check_object_exists('sinklab.train.callbacks.Missing')
-
-
-def test_api_pages_name_only_strictly_type_checked_modules():
-    """Exclude spec and validate: mypy does not follow their Literal types, which are built from tables."""
-    config = tomllib.loads((ROOT / 'pyproject.toml').read_text(encoding='utf-8'))
-    strict_modules = {name for override in config['tool']['mypy']['overrides'] for name in override['module']}
-    listed_modules = {path.rpartition('.')[0] for _, _, paths in api_pages.PAGES.values() for path in paths}
-    listed_modules |= {path.rpartition('.')[0] for path in api_pages.list_exports().values()}
-    assert listed_modules - strict_modules == {'sinklab.config.validate', 'sinklab.config.spec'}
-
-
-# The check of the built site
-
-
-def test_site_check_finds_broken_links_anchors_and_network_loads(tmp_path):
-    (tmp_path / 'index.html').write_text('<a href="other.html#here">x</a> <a href="https://example.org">y</a>')
-    (tmp_path / 'other.html').write_text('<h2 id="here">x</h2><link rel="canonical" href="https://example.org/">')
-    assert list(check_site.find_faults(tmp_path)) == []
-    (tmp_path / 'bad.html').write_text(
-        '<a href="missing.html">a</a><a href="other.html#there">b</a><script src="https://example.org/x.js"></script>'
-    )
-    assert [fault.partition(',')[0] for fault in check_site.find_faults(tmp_path)] == [
-        'bad.html loads https://example.org/x.js',
-        'bad.html links to missing.html',
-        'bad.html links to other.html#there',
-    ]

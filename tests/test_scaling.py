@@ -67,7 +67,6 @@ def test_page_matches_json():
     page = scaling_results.PAGE.read_text(encoding='utf-8')
     part = scaling_results.format_page_part(scaling_results.read_results())
     assert page_parts.replace_part(page, scaling_results.PAGE_PART, part) == page
-    assert (scaling_results.RESULTS_DIR / f'{scaling_results.PAGE.stem}.png').is_file()
 
 
 def test_slopes_in_json_are_those_of_its_costs():

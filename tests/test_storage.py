@@ -144,7 +144,9 @@ def test_folder_on_disk_is_refused_until_its_process_is_dead(tmp_path):
 
 
 def test_waiting_job_gets_folder_when_it_is_free(tmp_path):
-    with subprocess.Popen([sys.executable, '-c', HOLD.replace('60', '1'), tmp_path], stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        [sys.executable, '-c', HOLD.replace('60', '1'), tmp_path], stdout=subprocess.PIPE
+    ) as process:
         process.stdout.readline()
         with hold_folder(tmp_path, wait_seconds=30):
             pass

@@ -17,7 +17,7 @@ import msgspec
 from filelock import FileLock, Timeout
 
 from sinklab.errors import UserError
-from sinklab.storage.files import read_json, write_text
+from sinklab.storage.files import list_entries, read_json, remove_folder, write_text
 from sinklab.storage.paths import is_remote
 
 LOCK_FILE, OWNER_FILE = 'run.lock', 'owner.json'
@@ -38,7 +38,7 @@ class FolderTakenError(UserError):
 
 @contextlib.contextmanager
 def hold_folder(folder: Path, wait_seconds: float = 0.0) -> Iterator[Callable[[], None]]:
-    """Use a folder exclusively; create it if it is missing.
+    """Use a folder exclusively; create it if it is missing, and delete it again if nothing is written there.
 
     Args:
         folder: A folder on a disk or in a bucket.
@@ -62,7 +62,11 @@ def hold_folder(folder: Path, wait_seconds: float = 0.0) -> Iterator[Callable[[]
             if is_remote(folder) and read_owner(folder).get('token') != owner['token']:
                 raise FolderTakenError(f'{describe_owner(folder)} has taken over {folder}; this job stops without a save')
 
-        yield check_owner
+        try:
+            yield check_owner
+        finally:
+            if {path.name for path in list_entries(folder)} <= {LOCK_FILE, OWNER_FILE}:  # the job was refused
+                remove_folder(folder)
 
 
 @contextlib.contextmanager
