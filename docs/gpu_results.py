@@ -58,81 +58,69 @@ def format_kernels() -> str:
         problems += [name for name in names if gpu_kernels.get_largest_error(cells.get(name, {})) > MAX_ERROR]
         problems += [f'{name} ({cells[name]["failed"]})' for name in names if 'failed' in cells.get(name, {})]
     special = [name for name, cell in planned.items() if gpu_kernels.is_special(cell)]
-    compared = [name for name in special if 'output' in cells.get(name, {})]
-    errors = [[name, format(gpu_kernels.get_largest_error(cells[name]), '.1e')] for name in compared]
+    errors = [
+        [name, f'{gpu_kernels.get_largest_error(cells[name]):.1e}']
+        for name in special
+        if 'output' in cells.get(name, {})
+    ]
     headings = ['backend', 'compared', 'unsupported', 'missing', *gpu_kernels.OUTPUTS]
-    text = f'{format_table(headings, lines)}Cells with an error above {MAX_ERROR:.0%}, or that failed: '
-    text += f'{", ".join(problems) or "none"}.\n\nSpecial cells compared: {len(compared)} of {len(special)}.\n\n'
-    return text + (format_table(['special cell', 'largest error'], errors) if errors else '')
+    return (
+        f'{format_table(headings, lines)}Cells with an error above {MAX_ERROR:.0%}, or that failed: '
+        f'{", ".join(problems) or "none"}.\n\nSpecial cells compared: {len(errors)} of {len(special)}.\n\n'
+        + (format_table(['special cell', 'largest error'], errors) if errors else '')
+    )
 
 
 def format_attention() -> str:
     """Return TFLOP/s of attention, a line for each shape and direction."""
-    cells, lines, missing = read_results('speed')['cells'], [], []
+    cells, lines, total = read_results('speed')['cells'], [], 0
     for name, cell in gpu_speed.make_cells('speed', is_tiny=False).items():
         for direction in gpu_speed.DIRECTIONS if 'width' in cell else ():
-            speeds, words = cells.get(name, {}).get(direction), direction.replace('_', ' ')
-            if speeds:
-                figures = [
+            total += 1
+            if speeds := cells.get(name, {}).get(direction):
+                figures = (
                     format_number(speeds.get(kernel), '.0f', statistics.median) for kernel in gpu_speed.KERNELS
-                ]
-                lines.append([cell['length'], cell['width'], words, *figures])
-            else:
-                missing.append(f'{name.removeprefix("attention ")} {words}')
-    return format_measured(['T', 'K', 'direction', *gpu_speed.KERNELS], lines, missing)
+                )
+                lines.append([cell['length'], cell['width'], direction.replace('_', ' '), *figures])
+    return format_measured(['T', 'K', 'direction', *gpu_speed.KERNELS], lines, total)
 
 
 def format_steps() -> str:
     """Return milliseconds, MFU and planned memory of training steps, a line for each model and variant."""
-    cells, lines, missing = read_results('speed')['cells'], [], []
+    cells, lines, total = read_results('speed')['cells'], [], 0
     for name, cell in gpu_speed.make_cells('speed', is_tiny=False).items():
         for variant in (*gpu_speed.STEP_VARIANTS, gpu_speed.PLAIN_JAX) if 'model' in cell else ():
-            step = cells.get(name, {}).get('steps', {}).get(variant)
-            if step is None:
-                missing.append(f'{cell["model"]} {variant}')
+            total += 1
+            if not (step := cells.get(name, {}).get('steps', {}).get(variant)):
                 continue
-            milliseconds = format(1e3 * statistics.median(step['seconds']), '.1f')
+            milliseconds = f'{1e3 * statistics.median(step["seconds"]):.1f}'
             mfu = format_number(step['mfu'] and [100 * step['mfu']], '.1f', max)
-            memory = format(step['planned_bytes'] / 1e9, '.1f') if 'planned_bytes' in step else ''
-            lines.append(
-                [
-                    cell['model'],
-                    variant,
-                    step.get('attention', ''),
-                    step['remat'],
-                    cells[name]['batch'],
-                    milliseconds,
-                    mfu,
-                    memory,
-                ]
-            )
-    return format_measured(
-        ['model', 'step', 'attention', 'remat', 'batch', 'ms', 'MFU, %', 'planned GB'], lines, missing
-    )
+            memory = f'{step["planned_bytes"] / 1e9:.1f}' if 'planned_bytes' in step else ''
+            layout = [step.get('attention', ''), step['remat'], cells[name]['batch']]
+            lines.append([cell['model'], variant, *layout, milliseconds, mfu, memory])
+    headings = ['model', 'step', 'attention', 'remat', 'batch', 'ms', 'MFU, %', 'planned GB']
+    return format_measured(headings, lines, total)
 
 
 def format_training(part: str) -> str:
     """Return Sink_1 over training and the last loss, a line for each run."""
-    cells, lines, missing = read_results('training')['cells'], [], []
-    for name, run in gpu_training.make_cells(part, is_tiny=False).items():
+    cells, planned, lines = read_results('training')['cells'], gpu_training.make_cells(part, is_tiny=False), []
+    for name, run in planned.items():
         metrics = cells.get(name, {}).get('metrics', {})
         if not metrics.get('sink/1'):
-            missing.append(name)
             continue
         sinks, losses = dict(metrics['sink/1']), metrics.get('valid/loss')
-        figures = [format(sinks[step], '.1f') if step in sinks else '' for step in STEPS]
+        figures = [f'{sinks[step]:.1f}' if step in sinks else '' for step in STEPS]
         last_loss = format_number(losses and [losses[-1][1]], '.3f', max)
-        last_step = max(sinks)
-        lines.append([*(run[key] for key in ('size', 'row', 'batch_size', 'seed')), last_step, *figures, last_loss])
+        lines.append([*(run[key] for key in ('size', 'row', 'batch_size', 'seed')), max(sinks), *figures, last_loss])
     headings = ['size', 'row', 'batch', 'seed', 'steps', *(f'Sink_1 at {step:,}' for step in STEPS), 'valid loss']
-    return format_measured(headings, lines, missing)
+    return format_measured(headings, lines, len(planned))
 
 
-def format_measured(headings: list[str], lines: list[list], missing: list[str]) -> str:
-    """Return a table of what was measured, and a sentence about what was not."""
-    total = len(lines) + len(missing)
+def format_measured(headings: list[str], lines: list[list], total: int) -> str:
+    """Return a table of what was measured, and how much of the plan was not."""
     text = format_table(headings, lines) if lines else ''
-    return text + (f'Not run: {len(missing)} of {total}.\n' if missing else '')
+    return text + (f'Not run: {total - len(lines)} of {total}.\n' if len(lines) < total else '')
 
 
 def format_number(values: Sequence[float] | None, number_format: str, reduce: Callable) -> str:

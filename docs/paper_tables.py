@@ -73,8 +73,7 @@ ENTRY_GROUPS: dict[str, tuple[PaperEntry, ...]] = {
             'Figure 1 (v1)',
             'Sink_1 by model size: Pythia, GPT-2, OPT, LLaMA',
             ('model_size:*',),
-            'Published as a figure only. The rows are models of this project with 0.05 to 2.9 million parameters, '
-            'which are trained at `--size=small` ([results](../results/claims.md)).',
+            'A figure only. The rows are models with 0.05 to 2.9 million parameters, at `--size=small`.',
             commands=('sinklab measure hf:EleutherAI/pythia-14m', 'sinklab measure hf:openai-community/gpt2'),
             missing_reason=OPEN_MODEL_NEEDS,
             claims=('size',),

@@ -1,17 +1,11 @@
 """Run a tutorial: its files, commands and notebook cells, in a new folder, in the order of the page.
 
-    python docs/run_tutorial.py docs/tutorials/first_run.md             # as written, minutes
-    python docs/run_tutorial.py --quick docs/tutorials/first_run.md     # with the small size that the page names
-    python docs/run_tutorial.py --update docs/tutorials/first_run.md    # as written; the page's outputs become these
+    python docs/run_tutorial.py [--quick | --update] docs/tutorials/first_run.md
 
-Blocks of a page:
-
-- ```python with a first line `# NAME.py` is a file; any other ```python is a cell of a notebook, and the cells of a
-  page share their names.
-- ```sh is commands for bash; the exported variables of earlier blocks stay set.
+- ```python with a first line `# NAME.py` is a file; any other ```python is a cell of a notebook.
+- ```sh is commands for bash; the exported variables of earlier blocks stay set. ```console is not run.
 - ```text after a comment `<!-- output: all -->`, `first N`, `last N` or `lines A B` (Python's [A:B]) is the output
-  of the block before it. `all, as in ...` is not compared.
-- ```console is not run: it needs a cloud, a network or an hour.
+  of the block before it, which --update writes into the page. `all, as in ...` is not compared by tests.
 
 A page that takes minutes begins with a line `export ...`, and names another line in "To try this page in seconds:
 `export ...`". --quick runs the second line in place of the first.
@@ -31,25 +25,18 @@ import tempfile
 from pathlib import Path
 
 BLOCK_PATTERN = re.compile(r'(?:^<!-- output: ([^\n]*) -->\n+)?^```(\w+)\n(.*?)^```$', re.MULTILINE | re.DOTALL)
-QUICK_PATTERN = re.compile(r'To try this page in seconds:\s`(export [^`]*)`')
+QUICK_PATTERN = re.compile(r'To\stry\sthis\spage\sin\sseconds:\s`(export [^`]*)`')
 TERMINAL_COLUMNS = '120'  # wide enough that no table of a tutorial wraps
 
 
 @dataclasses.dataclass(frozen=True)
 class Block:
-    """A fenced block of a page.
+    """A fenced block of a page."""
 
-    Attributes:
-        kind: The language after the fence.
-        text: The text between the fences.
-        lines: The lines of an output that the page shows, such as `first 3`; None for blocks that are not an output.
-        span: Start and end of the text in the page.
-    """
-
-    kind: str
+    kind: str  # the language after the fence
     text: str
-    lines: str | None
-    span: tuple[int, int]
+    lines: str | None  # the lines of an output that the page shows, such as `first 3`; None if it is no output
+    span: tuple[int, int]  # start and end of the text in the page
 
     @property
     def file(self) -> str | None:
@@ -89,12 +76,7 @@ def select_lines(output: str, lines: str) -> list[str]:
 
 
 class TutorialRunner:
-    """Runner of the blocks of a page in a folder.
-
-    Args:
-        folder: Where files are written and commands run.
-        environment: Environment variables for the commands, in addition to those of this process.
-    """
+    """Runner of the blocks of a page in a folder, with environment variables in addition to those of this process."""
 
     def __init__(self, folder: Path, environment: dict[str, str] | None = None):
         self.folder, self.namespace, self.last_output = folder, {}, ''
@@ -125,27 +107,18 @@ class TutorialRunner:
     def execute(self, cell: str) -> str:
         """Execute a notebook cell and return its output, including the value of a last expression."""
         *body, last = ast.parse(cell).body
-        output, previous_dir = io.StringIO(), Path.cwd()
-        os.chdir(self.folder)
-        try:
-            with contextlib.redirect_stdout(output):
-                if not isinstance(last, ast.Expr):
-                    exec(cell, self.namespace)
-                else:
-                    exec(compile(ast.Module(body, []), '<cell>', 'exec'), self.namespace)
-                    value = eval(compile(ast.Expression(last.value), '<cell>', 'eval'), self.namespace)
-                    if value is not None:
-                        print(repr(value))
-        finally:
-            os.chdir(previous_dir)
+        is_expression = isinstance(last, ast.Expr)
+        with contextlib.redirect_stdout(io.StringIO()) as output, contextlib.chdir(self.folder):
+            exec(compile(ast.Module(body if is_expression else [*body, last], []), '<cell>', 'exec'), self.namespace)
+            if is_expression:
+                value = eval(compile(ast.Expression(last.value), '<cell>', 'eval'), self.namespace)
+                if value is not None:
+                    print(repr(value))
         return output.getvalue()
 
 
 def run_page(page: str, runner: TutorialRunner) -> list[tuple[Block, list[str]]]:
-    """Run all blocks of a page, and return each output block with the lines that were printed.
-
-    The lines are all printed lines, of which the page may show a part.
-    """
+    """Run all blocks of a page, and return each output block with all lines that were printed."""
     outputs = []
     for block in read_blocks(page):
         if block.lines is None:
@@ -163,7 +136,7 @@ def update_outputs(page: str, outputs: list[tuple[Block, list[str]]]) -> str:
     return page
 
 
-def main() -> int:
+def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('pages', nargs='+', type=Path)
     mode = parser.add_mutually_exclusive_group()
@@ -180,8 +153,7 @@ def main() -> int:
             print('\n'.join(select_lines('\n'.join(printed), block.lines)))
         if args.update:
             path.write_text(update_outputs(page, outputs), encoding='utf-8')
-    return 0
 
 
 if __name__ == '__main__':
-    sys.exit(main())
+    main()
