@@ -148,6 +148,7 @@ def test_waiting_job_gets_folder_when_it_is_free(tmp_path):
         [sys.executable, '-c', HOLD.replace('60', '1'), tmp_path], stdout=subprocess.PIPE
     ) as process:
         process.stdout.readline()
+        (tmp_path / 'config.json').touch()
         with hold_folder(tmp_path, wait_seconds=30):
             pass
 

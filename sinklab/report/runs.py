@@ -51,8 +51,10 @@ def load_probe_values(paths: list[Path]) -> dict[str, np.ndarray]:
     names = [figure_spec.array_name for figure_spec in figure_specs]
     probe_arrays = [read_arrays(path, names, DELETE_REMEDY) for path in paths]
     for path, file_arrays in zip(paths, probe_arrays, strict=True):
-        shape = getattr(file_arrays.get(registry.HEADLINE_FIGURE.array_name), 'shape', ())
-        if not shape or shape != probe_arrays[0][registry.HEADLINE_FIGURE.array_name].shape:
+        name = registry.HEADLINE_FIGURE.array_name
+        if name not in file_arrays:
+            raise DamagedFileError(f'{path} has no {name}; {DELETE_REMEDY}')
+        if file_arrays[name].shape != probe_arrays[0][name].shape:
             raise DamagedFileError(f'{path} belongs to another run than {paths[0]}; {DELETE_REMEDY}')
     return {
         figure_spec.name: np.stack(
