@@ -224,7 +224,7 @@ def load_state(checkpoint: Path, abstract_state: Any, partial_load: bool = False
 
 @contextlib.contextmanager
 def use_orbax_context(path: Path, partial_load: bool = False) -> Iterator[None]:
-    """Use an Orbax context that creates folders before it starts threads, which would wait 300 s for a missing one."""
+    """Use an Orbax context that creates folders before its threads, which would wait 300 s for a missing one."""
     context = ocp.Context()
     context.asynchronous.create_directories_asynchronously = False
     context.pytree.loading.partial_load = partial_load

@@ -221,7 +221,7 @@ def read_rows_and_configs(run_dirs: list[RunDir]) -> tuple[list[RunDir], list[st
             damaged.append((run_dir, error))
     if not readable and damaged:
         raise damaged[0][1]
-    for run_dir, error in damaged:
+    for _, error in damaged:
         warn_once(f'{error}; the report omits this run')
     return tuple(map(list, zip(*readable, strict=True)))
 
