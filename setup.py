@@ -9,7 +9,7 @@ TENSORBOARD = ['tensorboardX>=2.6']
 WANDB = ['wandb>=0.18']
 # tensorflow-datasets needs importlib_resources and does not say so.
 DATA = ['pyarrow>=15.0', 'tensorflow-datasets>=4.9.8', 'importlib_resources>=6.0']
-# Upper bounds: sinklab overrides or imports private names of these packages, which a new version may rename.
+# Upper bounds: sinklab imports private or experimental names of these packages, which a new version may rename.
 EVALUATE = ['lm-eval>=0.4.12,<0.5']
 GCS = ['gcsfs>=2026.9,<2027']
 # transformers reads GGUF files with gguf, and needs accelerate for that. Before 5.20 it has no GgufConfig.
@@ -48,19 +48,18 @@ setup(
         'jax>=0.10.2,<0.13',  # sinklab/supervisor/, sinklab/attn/pallas/
         'flax>=0.12.8,<0.13',  # names and state of flax.nnx, which checkpoints contain: sinklab/train/state.py
         'optax>=0.2.8,<0.3',  # optax.contrib: sinklab/train/optimizer.py
-        'orbax-checkpoint>=0.12.8,<0.13',  # sinklab/checkpoint/orbax_compat.py
+        'orbax-checkpoint>=0.12.8,<0.13',  # the experimental API v1: sinklab/checkpoint/checkpointer.py
         'grain>=0.2.18,<0.3',  # order of the data: sinklab/data/windows.py
         'ml-collections>=1.1.0',
         'msgspec>=0.20',
         'numpy>=2.0',
         'etils[epath]>=1.9,<2',  # sinklab/storage/paths.py
-        'fsspec>=2026.9,<2027',  # sinklab/storage/gcs.py
+        'fsspec>=2026.9,<2027',  # its config: sinklab/storage/paths.py
         'rich>=13.0',
         'scipy>=1.12',
         'tokenizers>=0.21',
         'filelock>=4,<5',
         'platformdirs>=4,<5',
-        'tenacity>=9,<10',
     ],
     extras_require={
         'report': REPORT,

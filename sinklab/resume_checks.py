@@ -31,7 +31,9 @@ def check_run_dir(run_dir: RunDir, spec: Spec, remedy: str | None = None) -> Non
         for path in list_entries(run_dir.path):
             if path.name not in ENTRIES_BEFORE_CONFIG and path.suffix != TEMPORARY_SUFFIX:
                 new_dir = shlex.quote(f'--workdir={run_dir}/run')
-                raise UserError(f'{run_dir} contains files but no run ({path.name}); give a new folder, e.g. {new_dir}')
+                raise UserError(
+                    f'{run_dir} contains files but no run ({path.name}); give a new folder, e.g. {new_dir}'
+                )
         return
     saved_config, new_config = load_flat_configs(run_dir, spec)
     advice = remedy or f'give a new folder, e.g. {shlex.quote(f"--workdir={run_dir}-2")}'
@@ -76,7 +78,11 @@ def check_step_change(run_dir: RunDir, spec: Spec, saved_steps: int, remedy: str
     steps, schedule = spec.optimizer.steps, spec.optimizer.schedule
     checkpoint_steps = run_dir.list_checkpoint_steps()
     if schedule not in EXTENDABLE_SCHEDULES:
-        fork = [f'--from={run_dir}@{checkpoint_steps[-1]}', f'--config.{STEPS_FIELD}={steps}'] if checkpoint_steps else []
+        fork = (
+            [f'--from={run_dir}@{checkpoint_steps[-1]}', f'--config.{STEPS_FIELD}={steps}']
+            if checkpoint_steps
+            else []
+        )
         options = shlex.join([*fork, f'--workdir={run_dir}-2'])
         advice = f'{"fork it" if fork else "give a new folder"}: {options}'
         raise UserError(

@@ -199,8 +199,8 @@ class RunDir:
 class MetricsWriter:
     """Writer of metrics.jsonl: appends to the file on a disk, and for a bucket to a local copy that it uploads.
 
-    The copy is uploaded at saves, every UPLOAD_SECONDS, and at the end. Nothing is written if the run directory is not
-    writable for this process.
+    The copy is uploaded at saves, every UPLOAD_SECONDS, and at the end. Nothing is written if this process may not
+    write to the run directory.
 
     Args:
         run_dir: The run directory.

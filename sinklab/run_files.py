@@ -30,7 +30,7 @@ class Lineage(Struct):
 class Row(Struct):
     """row.json; a row of a user's config file may have other fields, too."""
 
-    row: str | None
+    row: str | None = None
     config: str = ''
     diff: dict[str, Any] = {}
     published: dict[str, bool | Number] = {}

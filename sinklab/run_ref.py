@@ -44,7 +44,7 @@ def parse_run_ref(run_ref: str) -> tuple[RunDir, int | None]:
     The name of a run folder may contain @: if `run_ref` as a whole is a run folder, no step is split off.
     """
     path, _, step = run_ref.rpartition('@')
-    if not path or not step.isdecimal() or RunDir(run_ref).path.exists():
+    if not path or not step.isdecimal() or RunDir(run_ref).has_run():
         return RunDir(run_ref), None
     return RunDir(path), int(step)
 
@@ -104,7 +104,9 @@ def make_missing_run_error(run_ref: str, accepts_hf_models: bool = False) -> Use
         others = f', or {HF_PREFIX}PATH_OR_ID for an open model' if accepts_hf_models else ''
         return UserError(f'{run_ref} {problem}; give the folder of a run{others}')
     if accepts_hf_models:
-        return UserError(f'{run_ref} {problem}; give the folder of a run, or {shlex.quote(model_ref)} for an open model')
+        return UserError(
+            f'{run_ref} {problem}; give the folder of a run, or {shlex.quote(model_ref)} for an open model'
+        )
     import_command = shlex.join(['sinklab', 'checkpoint', 'import', model_ref, '--out=runs/imported'])
     return UserError(f'{run_ref} is an open model, and a run is needed; make one with {import_command}')
 

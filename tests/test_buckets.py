@@ -127,7 +127,7 @@ def test_failed_save_keeps_last_checkpoint_and_run_resumes(corpus, bucket, bucke
     def refuse_checkpoint(method, path):
         return Answer(status=status) if method in ('POST', 'PUT') and '/checkpoints/8/' in path else None
 
-    with bucket.proxy.apply_rule(refuse_checkpoint), pytest.raises(Exception) as error:  # noqa: B017
+    with bucket.proxy.apply_rule(refuse_checkpoint), pytest.raises(Exception) as error:
         train_run(make_spec(corpus), bucket_path)
     assert classify_error(error.value).exit_code == EXIT_CODES[kind]
     assert RunDir(bucket_path).read_json('outcome')['checkpoint'] == 4

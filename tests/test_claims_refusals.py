@@ -90,7 +90,7 @@ def test_claims_command_rejects_folder_of_sweep(capsys, tmp_path):
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert 'sweep.json' in line
     assert '--workdir' in line
-    assert [path.name for path in tmp_path.iterdir()] == ['sweep.json']
+    assert {path.name for path in tmp_path.iterdir()} == {'sweep.json', 'owner.json', 'run.lock'}
 
 
 def test_claims_list_prints_every_claim_with_description(capsys, monkeypatch):

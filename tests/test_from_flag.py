@@ -134,7 +134,7 @@ def test_resolve_parent_refuses_existing_run_that_is_no_fork(tmp_path):
 def test_resolve_parent_finds_moved_parent_by_digest(tmp_path):
     write_checkpoints(RunDir(make_run_folder(tmp_path / 'run')), 2, 4)
     write_checkpoints(RunDir(make_run_folder(tmp_path / 'other')), 4, content=b'of another run')
-    lineage = dict(run='../run', step=4, seal=digests.compute_checkpoint_digest(RunDir(tmp_path / 'run'), 4))
+    lineage = dict(run='../run', step=4, digest=digests.compute_checkpoint_digest(RunDir(tmp_path / 'run'), 4))
     child = RunDir(make_run_folder(tmp_path / 'child', lineage=lineage))
     (tmp_path / 'run').rename(tmp_path / 'moved')
     for name in ('moved', 'moved@4', 'run@4'):
@@ -161,7 +161,7 @@ def test_resolve_parent_splits_prefix_at_first_colon(tmp_path):
 def test_resolve_parent_requires_params_prefix_for_parameter_fork(tmp_path):
     run = RunDir(make_run_folder(tmp_path / 'run'))
     write_checkpoints(run, 4)
-    lineage = dict(run='../run', step=4, seal=digests.compute_checkpoint_digest(run, 4), takes='params', start=0)
+    lineage = dict(run='../run', step=4, digest=digests.compute_checkpoint_digest(run, 4), takes='params', start=0)
     child, moved_path = RunDir(make_run_folder(tmp_path / 'child', lineage=lineage)), tmp_path / 'moved'
     run.path.rename(moved_path)
     assert resolve_parent(f'params:{moved_path}', child).step == 4

@@ -1,8 +1,4 @@
-"""Private names of other packages that sinklab uses: each exists and has the parameters that sinklab expects.
-
-The methods that fsspec documents for implementers of file systems (`_put_file`, `_walk`, ...) are public in spite of
-their underscore.
-"""
+"""Private names of other packages that sinklab uses: each exists and has the parameters that sinklab expects."""
 
 import importlib
 import inspect
@@ -11,18 +7,6 @@ import pytest
 
 # (file that uses the name, module:name, parameters; None for what is not called).
 PRIVATE_NAMES = [
-    (
-        'sinklab/storage/gcs.py',
-        'gcsfs.core:GCSFileSystem._call',
-        ['self', 'method', 'path', 'args', 'json_out', 'info_out', 'kwargs'],
-    ),
-    (
-        'sinklab/storage/gcs.py',
-        'gcsfs.core:GCSFileSystem._request.__wrapped__',
-        ['self', 'method', 'path', 'args', 'headers', 'json', 'data', 'cache_type', 'cache_source', 'kwargs'],
-    ),
-    ('sinklab/storage/paths.py', 'etils.epath.backend:fsspec_backend._get_filesystem', ['name']),
-    ('sinklab/storage/paths.py', 'etils.epath.backend:fsspec_backend._get_filesystem.cache_clear', None),
     ('sinklab/process_group.py', 'jax._src.distributed:global_state.process_id', None),
     ('sinklab/process_group.py', 'jax._src.distributed:global_state.num_processes', None),
     (

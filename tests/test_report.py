@@ -34,7 +34,6 @@ def loaded_runs(tmp_path):
     return runs.read_runs(paths)
 
 
-
 def parse_integers(text):
     return [int(number) for number in re.findall(r'\d+', text)]
 

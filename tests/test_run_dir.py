@@ -157,8 +157,7 @@ def test_folder_with_other_files_is_refused(tmp_path):
 
 
 def test_step_of_reference_is_split_off_unless_it_belongs_to_the_name(tmp_path):
-    (tmp_path / 'a@5').mkdir()
-    (tmp_path / 'a').mkdir()
+    RunDir(tmp_path / 'a@5').initialize(make_tiny_spec(), {})
     assert parse_run_ref(f'{tmp_path}/a@7')[1] == 7
     run_dir, step = parse_run_ref(f'{tmp_path}/a@5')
     assert (run_dir.path, step) == (parse_path(tmp_path / 'a@5'), None)

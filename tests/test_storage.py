@@ -39,9 +39,14 @@ def test_atomic_write_preserves_bytes(folder):
 
 def test_failed_atomic_write_keeps_previous_content(folder):
     path = write_file(folder / 'file', b'before')
-    with pytest.raises(KeyError), atomic_write(path) as temporary_path:
-        temporary_path.write_bytes(b'half')
-        raise KeyError
+
+    def write_half():
+        with atomic_write(path) as temporary_path:
+            temporary_path.write_bytes(b'half')
+            raise KeyError
+
+    with pytest.raises(KeyError):
+        write_half()
     assert path.read_bytes() == b'before'
     assert files.list_files(folder) == ['file']
 
@@ -148,6 +153,7 @@ def test_waiting_job_gets_folder_when_it_is_free(tmp_path):
         [sys.executable, '-c', HOLD.replace('60', '1'), tmp_path], stdout=subprocess.PIPE
     ) as process:
         process.stdout.readline()
+        (tmp_path / 'config.json').touch()
         with hold_folder(tmp_path, wait_seconds=30):
             pass
 

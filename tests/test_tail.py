@@ -80,7 +80,6 @@ def test_follow_run_starts_with_last_measurement_and_newest_record(folder):
     assert callback.steps == [6, 9]
 
 
-
 @pytest.mark.parametrize(
     ('outcome', 'line'),
     [

@@ -21,7 +21,6 @@ from sinklab.run_dir import RunDir
 from sinklab.storage import files
 from sinklab.train import (
     loop,
-    setup,
     state,
     warm_start,
 )
@@ -150,7 +149,7 @@ def test_describe_lineage_allows_and_reports_another_order_of_the_same_data(spec
     ],
 )
 def test_fork_refuses_incompatible_changes_before_reading_data(spec, origin, tmp_path, monkeypatch, changes, pattern):
-    monkeypatch.setattr(setup, 'load_run_data', lambda spec, share: pytest.fail('data was read'))
+    monkeypatch.setattr(loop, 'load_run_data', lambda spec: pytest.fail('data was read'))
     with pytest.raises(UserError, match=pattern):
         train(change_spec(spec, **changes), tmp_path / 'fork', origin)
     assert not (tmp_path / 'fork').exists()
@@ -202,7 +201,7 @@ def make_interrupted_fork(spec, origin, path):
     with pytest.raises(CrashError):
         train(spec, path, origin, CrashingCallback(5))
     (path / 'metrics.jsonl').unlink()
-    (path / 'digests' / '4' / '0.json').unlink()
+    (path / 'checkpoints' / '4' / 'digests_0.json').unlink()
     return path
 
 
@@ -231,6 +230,6 @@ def test_fork_refuses_parent_damaged_since_start(parent, spec, origin, tmp_path)
     shutil.copytree(parent.path, tmp_path / 'parent')
     damaged_origin = dataclasses.replace(origin, run_dir=RunDir(tmp_path / 'parent'))
     flip_bit(damaged_origin.run_dir, 4, np.random.default_rng(0))
-    with pytest.raises(UserError, match=r'checkpoints/4 .*corrupt'):
+    with pytest.raises(UserError, match=r'checkpoints/4 .*damaged'):
         train(spec, path, damaged_origin)
     assert RunDir(path).list_checkpoint_steps() == []

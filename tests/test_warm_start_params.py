@@ -30,13 +30,7 @@ from sinklab.errors import UserError
 from sinklab.report import runs
 from sinklab.run_dir import RunDir
 from sinklab.storage import files
-from sinklab.train import (
-    loop,
-    setup,
-    state,
-    step,
-    warm_start,
-)
+from sinklab.train import loop, state, step, warm_start
 from sinklab.train.optimizer import make_schedule
 
 SGD = dict(optimizer__name='sgd', optimizer__beta2=None, optimizer__epsilon=None)
@@ -222,7 +216,7 @@ def test_fork_accepts_changed_data_and_rejects_another_tokenizer(spec, origin, t
     ],
 )
 def test_fork_rejects_incompatible_model_before_reading_data(spec, origin, tmp_path, monkeypatch, changes, pattern):
-    monkeypatch.setattr(setup, 'load_run_data', lambda spec, share: pytest.fail('data was read'))
+    monkeypatch.setattr(loop, 'load_run_data', lambda spec: pytest.fail('data was read'))
     with pytest.raises(UserError, match=pattern):
         train(change_spec(spec, **changes), tmp_path / 'tuned', origin)
     assert not (tmp_path / 'tuned').exists()

@@ -47,7 +47,8 @@ def test_verify_origin_refuses_damage_found_by_one_process(tmp_path):
     origin = make_origin(tmp_path / 'one')
     (origin.run_dir.checkpoint_dir / '4' / 'state' / 'manifest.ocdbt').write_bytes(b'of a RUN')
     assert [
-        'checkpoints/4 ' in str(error) and ' state/manifest.ocdbt ' in str(error) for error in verify_on_processes(origin, origin)
+        'checkpoints/4 ' in str(error) and ' state/manifest.ocdbt ' in str(error)
+        for error in verify_on_processes(origin, origin)
     ] == [
         True,
         True,

@@ -62,8 +62,12 @@ def write_checkpoints(folder, *steps, content=b'of a run'):
 
 
 def read_contents(path):
-    """Return the content of every file, except the outcome of the latest attempt."""
-    return {file: file.read_bytes() for file in path.rglob('*') if file.is_file() and file.stem != 'outcome'}
+    """Return the content of every file, except what each attempt writes about itself."""
+    return {
+        file: file.read_bytes()
+        for file in path.rglob('*')
+        if file.is_file() and file.name not in ('outcome.json', 'owner.json', 'run.lock')
+    }
 
 
 def read_outcome(path):

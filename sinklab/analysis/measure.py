@@ -407,8 +407,7 @@ def measure_cached(
             save_measurement(path, measurement, seal=digest_measurement(path.stem, measurement))
     except (UserError, OSError) as error:
         reason = format_error(error, max_length=None).partition('; ')[0]
-        warn_once(f'the measurement is not cached ({reason}); it is measured again the next time'
-        )
+        warn_once(f'the measurement is not cached ({reason}); it is measured again the next time')
     return measurement
 
 

@@ -168,7 +168,9 @@ class Checkpointer:
         if self.newest_step == step:
             self.wait_until_finished()
             broadcast_from_primary(self.group, lambda: remove_folder(self.get_path(step)))
-            self.newest_step = max(broadcast_from_primary(self.group, self.run_dir.list_checkpoint_steps), default=None)
+            self.newest_step = max(
+                broadcast_from_primary(self.group, self.run_dir.list_checkpoint_steps), default=None
+            )
 
     def close(self) -> None:
         try:
@@ -222,7 +224,7 @@ def load_state(checkpoint: Path, abstract_state: Any, partial_load: bool = False
 
 @contextlib.contextmanager
 def use_orbax_context(path: Path, partial_load: bool = False) -> Iterator[None]:
-    """Use an Orbax context that creates folders before it starts threads, which would wait 300 s for a missing one."""
+    """Use an Orbax context that creates folders before its threads, which would wait 300 s for a missing one."""
     context = ocp.Context()
     context.asynchronous.create_directories_asynchronously = False
     context.pytree.loading.partial_load = partial_load
@@ -251,6 +253,9 @@ def translate_save_errors(checkpoint: Path) -> Iterator[None]:
     """Translate the errors of TensorStore, which are ValueErrors, into OSErrors with the errno in their text."""
     try:
         yield
+    except OSError as error:
+        error.filename = error.filename or str(checkpoint)
+        raise
     except ValueError as error:
         match = re.search(r'OS error (\d+)', str(error))
         code = int(match[1]) if match else errno.ENOSPC if 'RESOURCE_EXHAUSTED' in str(error) else errno.EIO

@@ -46,7 +46,7 @@ def follow_run(run_dir: RunDir, callback: Callback) -> Iterator[None]:
     Yields:
         None after each poll; the caller waits before the next one.
     """
-    num_attempts, last_step = 0, -1
+    num_attempts, num_lines = 0, None
     while True:
         is_over = (run_dir.path / 'outcome.json').exists() or not is_held(run_dir.path)
         attempts = run_dir.read_environment().get('attempts', [])
@@ -54,12 +54,13 @@ def follow_run(run_dir: RunDir, callback: Callback) -> Iterator[None]:
             num_attempts = len(attempts)
             callback.on_train_begin(*summarize_newest_attempt(run_dir, attempts))
         records = run_dir.read_metric_lines()
-        new_records = [record for record in records if record['step'] > last_step]
-        if last_step < 0:  # of the past, show the newest Sink_1 and the newest record
+        if num_lines is None:  # of the past, show the newest Sink_1 and the newest record
             new_records = [record for record in records[:-1] if HEADLINE_METRIC.name in record][-1:] + records[-1:]
+        else:
+            new_records = records[num_lines:]
+        num_lines = len(records)  # fewer than before if the run has resumed from an earlier step
         for record in new_records:
             callback.on_record(record, written=True)
-            last_step = record['step']
         if is_over:  # determined before the records were read, so that none is missed
             return
         yield

@@ -292,7 +292,7 @@ def get_recorded_step(flag: WarmStartFlag, child_dir: RunDir) -> int:
     message = f'{child_dir} contains a fork of {recorded_ref}, and --from={flag.flag_text}'
     is_moved = recorded_path != resolve_path(parent_dir.path)
     if flag.step not in (None, recorded_step) or (
-        is_moved and digests.compute_checkpoint_digest(parent_dir, recorded_step) != lineage.get('seal')
+        is_moved and digests.compute_checkpoint_digest(parent_dir, recorded_step) != lineage.get('digest')
     ):
         raise UserError(f'{message} is another checkpoint; give the current path of the first one, or a new folder')
     if flag.takes != takes:

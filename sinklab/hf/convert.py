@@ -32,7 +32,7 @@ from sinklab.hf.files import import_hf_library
 from sinklab.model.transformer import Transformer
 from sinklab.parallel import sharding
 from sinklab.run_dir import RunDir
-from sinklab.storage.files import TEMPORARY_SUFFIX, open_writable_folder, resolve_name
+from sinklab.storage.files import TEMPORARY_SUFFIX, open_writable_folder
 from sinklab.storage.paths import is_remote
 
 # The tolerance is relative to the largest logit, at least 1. Rounding errors of float32 grow with the number of
@@ -805,7 +805,6 @@ def load_source_tokenizer(source_dir: Path) -> Tokenizer:
             f'{source_dir / TOKENIZER_FILE} is missing; write it with transformers: '
             'AutoTokenizer.from_pretrained(...).save_pretrained(...)'
         )
-    resolve_name(source_dir, TOKENIZER_FILE, source_dir)
     return tokens.load_tokenizer(source_dir / TOKENIZER_FILE)
 
 

@@ -51,8 +51,10 @@ def load_probe_values(paths: list[Path]) -> dict[str, np.ndarray]:
     names = [figure_spec.array_name for figure_spec in figure_specs]
     probe_arrays = [read_arrays(path, names, DELETE_REMEDY) for path in paths]
     for path, file_arrays in zip(paths, probe_arrays, strict=True):
-        shape = getattr(file_arrays.get(registry.HEADLINE_FIGURE.array_name), 'shape', ())
-        if not shape or shape != probe_arrays[0][registry.HEADLINE_FIGURE.array_name].shape:
+        name = registry.HEADLINE_FIGURE.array_name
+        if name not in file_arrays:
+            raise DamagedFileError(f'{path} has no {name}; {DELETE_REMEDY}')
+        if file_arrays[name].shape != probe_arrays[0][name].shape:
             raise DamagedFileError(f'{path} belongs to another run than {paths[0]}; {DELETE_REMEDY}')
     return {
         figure_spec.name: np.stack(
@@ -219,7 +221,7 @@ def read_rows_and_configs(run_dirs: list[RunDir]) -> tuple[list[RunDir], list[st
             damaged.append((run_dir, error))
     if not readable and damaged:
         raise damaged[0][1]
-    for run_dir, error in damaged:
+    for _, error in damaged:
         warn_once(f'{error}; the report omits this run')
     return tuple(map(list, zip(*readable, strict=True)))
 

@@ -133,7 +133,9 @@ def open_writable_folder(folder: Path) -> Iterator[None]:
         yield
     except OSError as error:
         reason = error.strerror or format_error(error)
-        raise UserError(f'{folder} cannot be written ({reason}); make room or access there, or give another') from error
+        raise UserError(
+            f'{folder} cannot be written ({reason}); make room or access there, or give another'
+        ) from error
 
 
 def list_entries(folder: Path) -> list[Path]:
@@ -155,7 +157,9 @@ def list_file_infos(folder: Path) -> dict[str, dict[str, Any]]:
         root = os.fspath(folder).partition('://')[2] + '/'
         infos = get_file_system(folder).find(os.fspath(folder), detail=True)
         return {name.removeprefix(root): info for name, info in infos.items() if not name.endswith('/')}
-    paths = [Path(parent, name) for parent, _, names in os.walk(folder, onerror=raise_unless_missing) for name in names]
+    paths = [
+        Path(parent, name) for parent, _, names in os.walk(folder, onerror=raise_unless_missing) for name in names
+    ]
     return {path.relative_to(folder).as_posix(): dict(size=path.stat().st_size) for path in paths if path.exists()}
 
 
@@ -211,5 +215,7 @@ def resolve_name(folder: Path, name: Any, file: object) -> Path:
     """
     is_relative = isinstance(name, str) and not any(part in ('', '.', '..') for part in name.split('/'))
     if not is_relative or '\\' in name:
-        raise DamagedFileError(f'{file} names {str(name)[:80]!a}, which is no path inside its folder; download it again')
+        raise DamagedFileError(
+            f'{file} names {str(name)[:80]!a}, which is no path inside its folder; download it again'
+        )
     return folder / name

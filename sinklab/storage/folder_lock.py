@@ -17,7 +17,7 @@ import msgspec
 from filelock import FileLock, Timeout
 
 from sinklab.errors import UserError
-from sinklab.storage.files import list_entries, read_json, remove_folder, write_text
+from sinklab.storage.files import list_entries, open_writable_folder, read_json, remove_folder, write_text
 from sinklab.storage.paths import is_remote
 
 LOCK_FILE, OWNER_FILE = 'run.lock', 'owner.json'
@@ -51,6 +51,8 @@ def hold_folder(folder: Path, wait_seconds: float = 0.0) -> Iterator[Callable[[]
         UserError: Another job uses the folder.
     """
     owner = dict(token=uuid.uuid4().hex, host=socket.gethostname(), process=os.getpid())
+    with open_writable_folder(folder):
+        pass
     lock = contextlib.nullcontext() if is_remote(folder) else lock_file(folder / LOCK_FILE, wait_seconds)
     with lock:
         try:
@@ -60,7 +62,9 @@ def hold_folder(folder: Path, wait_seconds: float = 0.0) -> Iterator[Callable[[]
 
         def check_owner() -> None:
             if is_remote(folder) and read_owner(folder).get('token') != owner['token']:
-                raise FolderTakenError(f'{describe_owner(folder)} has taken over {folder}; this job stops without a save')
+                raise FolderTakenError(
+                    f'{describe_owner(folder)} has taken over {folder}; this job stops without a save'
+                )
 
         try:
             yield check_owner

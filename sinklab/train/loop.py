@@ -133,9 +133,7 @@ def run_attempt(
 
         # Find the step to resume from. Evaluations that an earlier attempt did not reach are missing at that step.
         start_step = broadcast_from_primary(group, run_dir.read_start_step)
-        resume_step, damage_lines = warm_start.prepare_first_checkpoint(
-            origin, spec, mesh, start_step, checkpointer
-        )
+        resume_step, damage_lines = warm_start.prepare_first_checkpoint(origin, spec, mesh, start_step, checkpointer)
         layout_lines = memory_estimate.format_device_layout(*program_args)
         send_messages(callbacks, [*damage_lines, *data.messages, *layout_lines])
         evaluator = Evaluator(program_args, data, run_dir, state_callbacks, start_step)

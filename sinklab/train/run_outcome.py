@@ -58,6 +58,8 @@ def write_outcome(run_dir: RunDir) -> Iterator[None]:
         yield
     except BaseException as raised_error:
         error = raised_error
+        if isinstance(error, OSError):
+            error.filename = error.filename or str(run_dir)
         raise
     finally:
         if not isinstance(error, FolderTakenError):
@@ -94,7 +96,11 @@ def classify_error(error: BaseException) -> ExitStatus:
         case StoppedBySignal():
             return ExitStatus('stopped', str(error), signal_number=error.signal)
         case _ if is_permanent_error(error):
-            return ExitStatus('refused', f'{describe_storage_error(error)}; change that, and run the same command again')
+            return ExitStatus(
+                'refused', f'{describe_storage_error(error)}; change that, and run the same command again'
+            )
+        case FileNotFoundError():
+            return make_crash(error, 'lost')  # with a traceback: it may be an error in the code
         case _ if is_storage_error(error):
             return ExitStatus('lost', describe_storage_error(error))
         case KeyboardInterrupt():

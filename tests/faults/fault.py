@@ -90,8 +90,8 @@ def change_commit():
 def change_data():
     from sinklab.train import loop
 
-    def load_other_data(spec, share, original_load_run_data=loop.load_run_data):
-        run_data = original_load_run_data(spec, share)
+    def load_other_data(spec, original_load_run_data=loop.load_run_data):
+        run_data = original_load_run_data(spec)
         return dataclasses.replace(run_data, fingerprint=run_data.fingerprint | {'store': 'another'})
 
     loop.load_run_data = load_other_data
