@@ -39,6 +39,7 @@ from sinklab.storage.files import (
 from sinklab.storage.paths import get_file_system, is_remote, parse_path
 
 METRICS_FILE = 'metrics.jsonl'
+COMMIT_FILE = 'commit_success.txt'  # the last file of a checkpoint that Orbax writes
 UPLOAD_SECONDS = 60.0  # seconds between two uploads of metrics.jsonl into a bucket, unless a save needs one
 RECORD_DECODER = msgspec.json.Decoder(dict[str, int | float])
 
@@ -80,8 +81,8 @@ class RunDir:
     def list_checkpoint_steps(self) -> list[int]:
         """List the steps of the committed checkpoints, in ascending order; a save may still write their digests."""
         names = [path.name for path in list_entries(self.checkpoint_dir) if path.name.isdecimal()]
-        if is_remote(self.path):  # nothing is renamed in a bucket: Orbax writes this file last
-            names = [name for name in names if (self.checkpoint_dir / name / 'commit_success.txt').exists()]
+        if is_remote(self.path):  # nothing is renamed in a bucket
+            names = [name for name in names if (self.checkpoint_dir / name / COMMIT_FILE).exists()]
         return sorted(map(int, names))
 
     def read_json(self, name: str) -> dict:
@@ -233,7 +234,7 @@ class MetricsWriter:
         """Upload the copy, if the run is in a bucket."""
         if self.temporary_dir:
             self.check_owner()
-            get_file_system(self.target).put_file(os.fspath(self.path), os.fspath(self.target))
+            get_file_system().put_file(os.fspath(self.path), os.fspath(self.target))
             self.upload_time = time.monotonic()
 
     def close(self) -> None:

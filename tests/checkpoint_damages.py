@@ -81,26 +81,20 @@ def clear_folder(folder, step, rng):
     return names
 
 
-def add_file(folder, step, rng):
-    (folder.checkpoint_dir / str(step) / 'state' / 'more').write_bytes(b'of it')
-    return 'more'
-
-
 def replace_digests(folder, step, rng):
-    name = 'digests_0.json'
-    (folder.checkpoint_dir / str(step) / name).write_bytes(
-        (folder.checkpoint_dir / str(6 - step) / name).read_bytes()
-    )
-    return [path.name for path in (folder.checkpoint_dir / str(step)).rglob('*') if path.is_file()]
+    checkpoint, other = folder.checkpoint_dir / str(step), folder.checkpoint_dir / str(6 - step)
+    (checkpoint / 'digests_0.json').write_bytes((other / 'digests_0.json').read_bytes())
+    return [path.name for path in (*checkpoint.rglob('*'), *other.rglob('*')) if path.is_file()]
 
 
 def replace_checkpoint(folder, step, rng):
     checkpoint, other = folder.checkpoint_dir / str(step), folder.checkpoint_dir / str(6 - step)
-    own_digests = digests.get_digest_path(checkpoint, 0).read_bytes()
+    names = [path.name for path in checkpoint.rglob('*') if path.is_file()]
+    own_digests = (checkpoint / 'digests_0.json').read_bytes()
     shutil.rmtree(checkpoint)
     shutil.copytree(other, checkpoint)
-    digests.get_digest_path(checkpoint, 0).write_bytes(own_digests)
-    return [path.name for path in checkpoint.rglob('*') if path.is_file()]
+    (checkpoint / 'digests_0.json').write_bytes(own_digests)
+    return names
 
 
 def remove_digests(folder, step, rng):
@@ -115,6 +109,6 @@ def truncate_digests(folder, step, rng):
 
 
 CHECKPOINT_DAMAGES = [
-    *(flip_bit, truncate_file, append_byte, remove_file, swap_files, replace_by_pickle, clear_folder, add_file),
+    *(flip_bit, truncate_file, append_byte, remove_file, swap_files, replace_by_pickle, clear_folder),
     *(replace_digests, replace_checkpoint, remove_digests, truncate_digests),
 ]

@@ -304,7 +304,7 @@ def test_process_0_decides_that_fork_has_no_checkpoint(tmp_path):
     assert folders[0].read_start_step() == 0
 
     def prepare(group):
-        return warm_start.prepare_first_checkpoint(
+        return warm_start.save_first_checkpoint(
             None,
             make_tiny_spec(),
             None,

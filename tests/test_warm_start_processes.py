@@ -67,14 +67,14 @@ def test_verify_origin_waits_for_delayed_digests(tmp_path):
     timer.join()
 
 
-def test_prepare_first_checkpoint_refuses_missing_origin_on_all_processes(tmp_path):
+def test_save_first_checkpoint_refuses_missing_origin_on_all_processes(tmp_path):
     """Only process 0 sees row.json."""
     run_dirs = [RunDir(tmp_path / name) for name in ('here', 'there')]
     run_dirs[0].path.mkdir()
     (run_dirs[0].path / 'row.json').write_text(json.dumps({'from': dict(run='../parent', step=4)}))
 
     def prepare_checkpoint(group):
-        return warm_start.prepare_first_checkpoint(
+        return warm_start.save_first_checkpoint(
             None,
             make_tiny_spec(),
             None,

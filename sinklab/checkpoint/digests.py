@@ -13,7 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from sinklab.errors import UserError
-from sinklab.run_dir import RunDir
+from sinklab.run_dir import COMMIT_FILE, RunDir
 from sinklab.run_files import FileDigests
 from sinklab.run_ref import select_steps
 from sinklab.storage.files import hash_file, list_file_infos, poll_until, read_json, write_text
@@ -21,7 +21,6 @@ from sinklab.storage.paths import is_remote
 
 HASH_THREADS = min(4, os.cpu_count() or 1)  # hashing releases the GIL; more threads would slow training
 NO_DIGESTS = 'it has no digests: its save was interrupted, or is still running'
-COMMIT_FILE = 'commit_success.txt'  # the last file that Orbax writes in a bucket
 PROCESS_PATTERN = re.compile(r'(?:^|\.)process_(\d+)(?:/|$)')  # in Orbax's names of files that one process writes
 
 
@@ -115,15 +114,13 @@ def find_damage(checkpoint: Path, process: int = 0, num_processes: int = 1) -> s
     if digests is None:
         return NO_DIGESTS
     files = digests['files']
-    if process == 0 and (extra_names := set(list_saved_files(checkpoint)) - files.keys()):
-        return f'{min(extra_names)} exists, but was not saved'
     names = sorted(files, key=lambda name: (-files[name][0], name))[process::num_processes]
     found = compute_digests(checkpoint, names)
     for name in names:
         if name not in found:
             return f'{name} is missing'
         (size, digest), (found_size, found_digest) = files[name], found[name]
-        is_comparable = len(digest.split()) == len(found_digest.split())  # else it was copied from or to a bucket
+        is_comparable = digest.split()[:-1] == found_digest.split()[:-1]  # else it was copied from or to a bucket
         if found_size != size or (is_comparable and found_digest != digest):
             return f'{name} differs from what was saved'
     return None

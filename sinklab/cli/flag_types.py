@@ -18,14 +18,6 @@ def non_negative_int(text: str) -> int:
     return int(text)
 
 
-def positive_float(text: str) -> float:
-    """Parse a finite number above 0."""
-    number = parse_float(text)
-    if not 0 < number < math.inf:
-        raise argparse.ArgumentTypeError(f'{text} must be a number above 0')
-    return number
-
-
 def non_negative_float(text: str) -> float:
     """Parse a finite number of at least 0."""
     number = parse_float(text)

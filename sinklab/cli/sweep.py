@@ -11,6 +11,7 @@ example:
 """
 
 import argparse
+import contextlib
 import json
 import shlex
 import signal
@@ -269,5 +270,6 @@ def print_wrapped(text: str) -> None:
 
 
 def print_status(text: str) -> None:
-    sys.stderr.write(f'{text}\n')  # one write, so that parallel output cannot split the line
-    sys.stderr.flush()
+    with contextlib.suppress(OSError):  # a log that cannot be written ends no run
+        sys.stderr.write(f'{text}\n')  # one write, so that parallel output cannot split the line
+        sys.stderr.flush()

@@ -155,7 +155,7 @@ def run_training(args: argparse.Namespace, extra_args: list[str], group: Process
                 grace_seconds=args.grace,
                 step_timeout=args.step_timeout,
             )
-            exit_status = ExitStatus('done', f'{run_dir}: {format_last_record(records[-1])}' if records else '')
+            exit_status = ExitStatus('done')
         except DivergedError as error:
             step = digests.find_newest_step(run_dir)
             checkpoint = (
@@ -340,15 +340,6 @@ def collect_shared_settings(spec: Any, layout: Any, parent: WarmStartFlag | None
         del config['config.data.source']
     settings = describe_code() | flatten_dict(dataclasses.asdict(layout), 'layout') | config
     return settings | {'--from': parent and [parent.takes, parent.step]}
-
-
-def format_last_record(record: dict) -> str:
-    """Format the last record of a run in one line."""
-    from sinklab.metrics.registry import METRIC_INFOS
-
-    infos = [info for info in METRIC_INFOS if info.in_table and info.name in record]
-    metrics_text = ', '.join(f'{info.label} {info.format_value(record[info.name])}' for info in infos)
-    return f'step {record["step"]}, valid loss {record["valid/loss"]:.3f}, {metrics_text}, {record["seconds"]:.0f} s'
 
 
 def print_results(

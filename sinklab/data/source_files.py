@@ -83,7 +83,7 @@ def find_local_files(pattern: str) -> dict[str, tuple[int, int]]:
 
 def find_objects(pattern: str) -> dict[str, tuple[int, str]]:
     """Return (size, digest) by URL of the objects that match a pattern without braces, as on a disk."""
-    file_system = get_file_system(parse_path(pattern))
+    file_system = get_file_system()
     with translate_read_errors(pattern):
         if glob.has_magic(pattern) and not file_system.isfile(pattern):
             infos = file_system.glob(pattern, detail=True)

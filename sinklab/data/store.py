@@ -261,7 +261,7 @@ def copy_store(source: Path) -> Path:
     folder = get_cache_dir() / 'stores' / meta['digest']
     digests = {TOKENIZER_FILE: meta['tokenizer'], PROBE_FILE: meta['probe']} | list_shard_digests(shards)
     infos = list_file_infos(source)
-    file_system = get_file_system(source)
+    file_system = get_file_system()
 
     def copy_file(name: str) -> int:
         if name not in infos:

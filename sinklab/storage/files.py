@@ -102,7 +102,7 @@ def atomic_write(path: Path) -> Iterator[Path]:
     if is_remote(path):
         with tempfile.TemporaryDirectory() as temporary_dir:
             yield (local_path := Path(temporary_dir, path.name))
-            get_file_system(path).put_file(os.fspath(local_path), os.fspath(path))
+            get_file_system().put_file(os.fspath(local_path), os.fspath(path))
         return
     temporary_path = path.with_name(f'{path.name}.{uuid.uuid4().hex[:8]}{TEMPORARY_SUFFIX}')
     try:
@@ -155,7 +155,7 @@ def list_file_infos(folder: Path) -> dict[str, dict[str, Any]]:
     """Return the metadata of all files below a folder by relative path: `size`, and in a bucket its digests."""
     if is_remote(folder):
         root = os.fspath(folder).partition('://')[2] + '/'
-        infos = get_file_system(folder).find(os.fspath(folder), detail=True)
+        infos = get_file_system().find(os.fspath(folder), detail=True)
         return {name.removeprefix(root): info for name, info in infos.items() if not name.endswith('/')}
     paths = [
         Path(parent, name) for parent, _, names in os.walk(folder, onerror=raise_unless_missing) for name in names
@@ -183,7 +183,7 @@ def remove_folder(folder: Path) -> None:
     """Delete a folder and its content, if it exists."""
     if is_remote(folder):
         with contextlib.suppress(FileNotFoundError):
-            get_file_system(folder).rm(os.fspath(folder), recursive=True)
+            get_file_system().rm(os.fspath(folder), recursive=True)
     elif folder.exists():
         shutil.rmtree(folder)
 
@@ -191,7 +191,7 @@ def remove_folder(folder: Path) -> None:
 def move_folder(folder: Path, target: Path) -> None:
     """Move a folder within a disk or a bucket."""
     if is_remote(folder):
-        get_file_system(folder).mv(os.fspath(folder), os.fspath(target), recursive=True)
+        get_file_system().mv(os.fspath(folder), os.fspath(target), recursive=True)
     else:
         folder.rename(target)
 

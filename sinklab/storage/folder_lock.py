@@ -17,7 +17,7 @@ import msgspec
 from filelock import FileLock, Timeout
 
 from sinklab.errors import UserError
-from sinklab.storage.files import list_entries, open_writable_folder, read_json, remove_folder, write_text
+from sinklab.storage.files import open_writable_folder, read_json, write_text
 from sinklab.storage.paths import is_remote
 
 LOCK_FILE, OWNER_FILE = 'run.lock', 'owner.json'
@@ -51,26 +51,34 @@ def hold_folder(folder: Path, wait_seconds: float = 0.0) -> Iterator[Callable[[]
         UserError: Another job uses the folder.
     """
     owner = dict(token=uuid.uuid4().hex, host=socket.gethostname(), process=os.getpid())
-    with open_writable_folder(folder):
-        pass
-    lock = contextlib.nullcontext() if is_remote(folder) else lock_file(folder / LOCK_FILE, wait_seconds)
-    with lock:
+
+    def check_owner() -> None:
+        if is_remote(folder) and read_owner(folder).get('token') != owner['token']:
+            raise FolderTakenError(f'{describe_owner(folder)} has taken over {folder}; this job stops without a save')
+
+    if is_remote(folder):
         try:
             write_text(folder / OWNER_FILE, json.dumps(owner) + '\n')
         except FileNotFoundError as error:
             raise UserError(f'the bucket of {folder} does not exist; make it, or give another') from error
-
-        def check_owner() -> None:
-            if is_remote(folder) and read_owner(folder).get('token') != owner['token']:
-                raise FolderTakenError(
-                    f'{describe_owner(folder)} has taken over {folder}; this job stops without a save'
-                )
-
-        try:
-            yield check_owner
-        finally:
-            if {path.name for path in list_entries(folder)} <= {LOCK_FILE, OWNER_FILE}:  # the job was refused
-                remove_folder(folder)
+        yield check_owner
+        return
+    is_new = not folder.exists()
+    with open_writable_folder(folder):
+        pass
+    try:
+        with lock_file(folder / LOCK_FILE, wait_seconds):
+            write_text(folder / OWNER_FILE, json.dumps(owner) + '\n')
+            try:
+                yield check_owner
+            finally:
+                if is_new and {path.name for path in folder.iterdir()} == {LOCK_FILE, OWNER_FILE}:
+                    (folder / OWNER_FILE).unlink()
+                    (folder / LOCK_FILE).unlink()
+    finally:
+        if is_new:
+            with contextlib.suppress(OSError):  # the folder has other files
+                folder.rmdir()
 
 
 @contextlib.contextmanager

@@ -57,10 +57,11 @@ def is_remote(path: str | os.PathLike) -> bool:
     return '://' in text
 
 
-def get_file_system(path: Path) -> Any:
-    """Return the fsspec file system of a path in a bucket; its methods take paths as text."""
+def get_file_system() -> Any:
+    """Return the fsspec file system of buckets; its methods take paths as text."""
     import fsspec
 
+    configure_gcsfs()
     return fsspec.filesystem('gs')
 
 

@@ -133,7 +133,10 @@ def run_attempt(
 
         # Find the step to resume from. Evaluations that an earlier attempt did not reach are missing at that step.
         start_step = broadcast_from_primary(group, run_dir.read_start_step)
-        resume_step, damage_lines = warm_start.prepare_first_checkpoint(origin, spec, mesh, start_step, checkpointer)
+        sound_step, damage_lines = checkpointer.choose_sound_step()
+        if sound_step is None and warm_start.save_first_checkpoint(origin, spec, mesh, start_step, checkpointer):
+            sound_step = start_step
+        resume_step = start_step if sound_step is None else sound_step
         layout_lines = memory_estimate.format_device_layout(*program_args)
         send_messages(callbacks, [*damage_lines, *data.messages, *layout_lines])
         evaluator = Evaluator(program_args, data, run_dir, state_callbacks, start_step)
@@ -145,7 +148,7 @@ def run_attempt(
         start_time = time.perf_counter() - seconds
 
         # Restore or initialize the state.
-        if checkpointer.newest_step is None:
+        if sound_step is None:
             train_state = state.create_state(spec, mesh)
         else:
             train_state = checkpointer.restore(resume_step, state.make_abstract_state(spec, mesh))
@@ -188,7 +191,6 @@ def run_attempt(
         for step_num in steps:
             if group.process_count > 1:
                 set_hang_timer(step_timeout)
-            check_owner()
             checkpointer.raise_save_error()
             if not has_warned and (checkpointer.save_seconds or 0.0) > grace_seconds:
                 has_warned = True
@@ -229,6 +231,7 @@ def run_attempt(
                 checkpointer.wait_until_finished()  # while further signals are collected: a scheduler may repeat it
                 raise StoppedBySignal(request, step_num)
             logger.restart_timer()
+        checkpointer.wait_until_finished()  # while signals are collected, so that none ends the last save
 
 
 class DueWork(NamedTuple):
@@ -492,7 +495,7 @@ def record_attempt(
     attempts = [*run_dir.read_environment().get('attempts', []), attempt]
     layout = dataclasses.asdict(hardware) | dict(mesh.shape)
     run_dir.write_json('environment', describe_environment(layout, str(choice), attempts))
-    if changes:
+    if run_dir.read_json('config') != dataclasses.asdict(spec):  # also if only the path of a token store is new
         run_dir.write_json('config', dataclasses.asdict(spec))
     return attempts
 
@@ -502,13 +505,13 @@ def close_checkpointer(checkpointer: Checkpointer) -> Iterator[None]:
     """Wait for unfinished saves at the end of a run.
 
     If all processes end in the same way, each waits for all of them. Nothing is awaited if the directory
-    belongs to another job by now.
+    belongs to another job by now, or after a second Ctrl-C.
     """
     with contextlib.ExitStack() as stack:
         stack.callback(checkpointer.close)
         try:
             yield
-        except FolderTakenError:
+        except (FolderTakenError, KeyboardInterrupt):
             stack.pop_all()
             raise
         except (StoppedBySignal, DivergedError, ReplicaMismatchError):

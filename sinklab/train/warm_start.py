@@ -169,23 +169,21 @@ def find_data_differences(origin: WarmStart, changes: list[str], data_fingerprin
     return data_differences or format_differences(origin_data, new_data)
 
 
-def prepare_first_checkpoint(
+def save_first_checkpoint(
     origin: WarmStart | None, spec: Spec, mesh: jax.sharding.Mesh, start_step: int, checkpointer: Checkpointer
-) -> tuple[int, list[str]]:
-    """Return the step to resume from, and a line for each damaged checkpoint.
+) -> bool:
+    """Save what a fork takes from its origin as its first checkpoint; return whether the run is a fork.
 
-    A fork without a sound checkpoint saves the state that it takes from its origin as its first checkpoint, at step
-    `start_step`. After that it no longer needs its origin.
+    After that the fork no longer needs its origin.
     """
-    newest_step, damage_lines = checkpointer.choose_sound_step()
-    if newest_step is not None:
-        return newest_step, damage_lines
-    if lineage := broadcast_from_primary(checkpointer.group, lambda: require_origin(origin, checkpointer.run_dir)):
-        verify_origin(origin, checkpointer.group)
-        broadcast_from_primary(checkpointer.group, lambda: check_origin_unchanged(origin, lineage))
-        checkpointer.save(start_step, load_origin_state(origin, spec, mesh))
-        checkpointer.wait_until_finished()
-    return start_step, damage_lines
+    lineage = broadcast_from_primary(checkpointer.group, lambda: require_origin(origin, checkpointer.run_dir))
+    if not lineage:
+        return False
+    verify_origin(origin, checkpointer.group)
+    broadcast_from_primary(checkpointer.group, lambda: check_origin_unchanged(origin, lineage))
+    checkpointer.save(start_step, load_origin_state(origin, spec, mesh))
+    checkpointer.wait_until_finished()
+    return True
 
 
 def require_origin(origin: WarmStart | None, run_dir: RunDir) -> dict:
