@@ -1,5 +1,6 @@
 """Paths: pathlib.Path for a disk, epath.Path for gs://, with the same methods."""
 
+import logging
 import os
 import posixpath
 from pathlib import Path
@@ -39,6 +40,7 @@ def configure_gcsfs() -> None:
         import gcsfs  # noqa: F401
     except ImportError as error:
         raise UserError(f'gs:// needs gcsfs; install it: {format_extra_command("gcs")}') from error
+    logging.getLogger('gcsfs').setLevel(logging.CRITICAL)  # it logs the errors that it raises, with tracebacks
     options = dict(use_listings_cache=False, consistency='md5')  # other processes write to the same folders
     if os.environ.get('STORAGE_EMULATOR_HOST'):
         options['token'] = 'anon'
