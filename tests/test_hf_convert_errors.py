@@ -9,7 +9,6 @@ import pytest
 from conftest import make_tiny_spec
 from tokenizers import processors
 
-from sinklab.checkpoint import digests
 from sinklab.cli.main import main
 from sinklab.data import tokenizer as tokenizer_module
 from sinklab.errors import UserError, format_extra_command
@@ -98,13 +97,6 @@ def test_import_reads_complete_folder_once_and_requires_params_origin(folder, tm
     assert f'--from={tmp_path}/out@0' in err
     assert '--from=params:' in err
 
-
-@pytest.mark.slow
-def test_import_stores_run_id_in_checkpoint(folder, tmp_path):
-    assert main(['checkpoint', 'import', f'hf:{folder}', f'--out={tmp_path}/out']) == 0
-    run = RunDir(tmp_path / 'out')
-    assert digests.read_digests(run, 0).run_ids == {run.read_run_id()}
-    assert run.read_run_id() is not None
 
 
 def find_first_file(folder, pattern='*.safetensors'):
@@ -476,19 +468,6 @@ def make_hub_snapshot(folder, repository):
         (snapshot / file.name).symlink_to(f'../../blobs/{number:040}')
     return snapshot
 
-
-@pytest.mark.slow
-def test_import_skips_symlink_out_of_folder(folder, tmp_path, capsys):
-    (tmp_path / 'secret').write_text('secret')
-    (folder / 'chat_template.jinja').symlink_to('../secret')
-    assert main(['checkpoint', 'import', f'hf:{folder}', f'--out={tmp_path}/out']) == 0
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if 'chat_template' in line]
-    assert 'not copied' in line
-    assert not (tmp_path / 'out' / 'chat_template.jinja').exists()
-    (tmp_path / 'copied').mkdir()
-    (tmp_path / 'out' / 'chat_template.jinja').symlink_to('../secret')
-    files.copy_companion(tmp_path / 'out', tmp_path / 'copied', 'chat_template.jinja')  # as export does
-    assert list((tmp_path / 'copied').iterdir()) == []
 
 
 @pytest.mark.slow
