@@ -33,6 +33,7 @@ from sinklab.errors import UserError
 from sinklab.run_dir import RunDir
 from sinklab.train import loop, step
 from sinklab.train.callbacks import Callback
+from sinklab.train.run_outcome import classify_error
 
 
 @pytest.mark.slow
@@ -187,8 +188,11 @@ def test_train_reports_full_disk_and_resumes_after_space_is_freed(finished_run, 
             if record['step'] == 6:
                 fill_disk(small_disk / 'ballast')
 
-    with pytest.raises(UserError, match=r'(?<!/)\bdisk\b'):
+    with pytest.raises(OSError, match='No space left') as error:
         train_run(make_spec(corpus), small_disk / 'run', DiskFiller())
+    exit_status = classify_error(error.value)
+    assert exit_status.exit_code == 1
+    assert str(small_disk / 'run') in exit_status.message
     (small_disk / 'ballast').unlink()
     assert drop_clock_metrics(train_run(make_spec(corpus), small_disk / 'run')) == drop_clock_metrics(finished_run[1])
 
