@@ -1,13 +1,12 @@
 """Checkpoint saves: schedule, grace period, lost folder and exit."""
 
-import time
 
 import jax.numpy as jnp
 import pytest
 from conftest import make_tiny_spec
 from tiny_runs import RecordingCallback, make_spec, train_run
 
-from sinklab.checkpoint import checkpointer, digests
+from sinklab.checkpoint import digests
 from sinklab.checkpoint.checkpointer import Checkpointer
 from sinklab.run_dir import RunDir
 from sinklab.storage.folder_lock import FolderTakenError
@@ -121,16 +120,3 @@ def test_close_waits_for_all_processes_only_after_common_exit(error, expected_ca
     else:
         exit_context()
     assert recorder.calls == expected_calls
-
-
-@pytest.mark.slow
-def test_long_wait_for_save_is_reported(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(checkpointer, 'WAIT_REPORT_SECONDS', 0.05)
-    checkpoints = Checkpointer(RunDir(tmp_path), make_spec('x').checkpoint, {})
-    checkpoints.newest_step, checkpoints.pending_save = 4, checkpoints.pool.submit(lambda: time.sleep(0.3) or 0.3)
-    checkpoints.wait_until_finished()
-    lines = capsys.readouterr().err.splitlines()
-    assert len(lines) > 1
-    assert all('step 4' in line and str(tmp_path) in line for line in lines)
-    checkpoints.close()
-    assert capsys.readouterr().err == ''
