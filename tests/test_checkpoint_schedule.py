@@ -1,6 +1,5 @@
 """Checkpoint saves: schedule, grace period, lost folder and exit."""
 
-
 import jax.numpy as jnp
 import pytest
 from conftest import make_tiny_spec

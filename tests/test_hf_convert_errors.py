@@ -98,7 +98,6 @@ def test_import_reads_complete_folder_once_and_requires_params_origin(folder, tm
     assert '--from=params:' in err
 
 
-
 def find_first_file(folder, pattern='*.safetensors'):
     return min(folder.glob(pattern))
 
@@ -467,7 +466,6 @@ def make_hub_snapshot(folder, repository):
         file.rename(blobs / f'{number:040}')
         (snapshot / file.name).symlink_to(f'../../blobs/{number:040}')
     return snapshot
-
 
 
 @pytest.mark.slow

@@ -101,8 +101,11 @@ def read_records_without_clock(path):
     return [{k: v for k, v in record.items() if k not in CLOCK_METRICS} for record in RunDir(path).read_records()]
 
 
+NEW_FILES = 'sweep.json', 'owner.json', 'run.lock'  # which each sweep writes
+
+
 def read_mtimes(path):
-    return {file: file.stat().st_mtime_ns for file in path.rglob('*') if file.name != 'sweep.json' and file != path}
+    return {file: file.stat().st_mtime_ns for file in path.rglob('*') if file.name not in NEW_FILES and file != path}
 
 
 @pytest.mark.slow
