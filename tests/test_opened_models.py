@@ -404,7 +404,7 @@ def test_make_inputs_returns_natural_random_and_repeated_tokens(trained_run):
         (['hf:{run}'], 'contains a run of sinklab'),
         (['hf:{run}', '--all'], 'is an open model'),
         (['{run}@4', '--all'], 'is one step; give'),
-        (['{run}', '--out=/proc/none/out'], 'cannot be made'),
+        (['{run}', '--out=/proc/none/out'], 'cannot be written'),
         (['{run}', '--out={run}'], 'already exists'),
     ],
 )
