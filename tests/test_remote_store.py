@@ -24,7 +24,7 @@ def upload_folder(folder, url):
     """Upload the files of a folder to a bucket, and return its URL."""
     for path in folder.rglob('*'):
         if path.is_file():
-            get_file_system(parse_path(url)).put_file(path, f'{url}/{path.relative_to(folder).as_posix()}')
+            get_file_system().put_file(path, f'{url}/{path.relative_to(folder).as_posix()}')
     return url
 
 
