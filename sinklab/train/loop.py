@@ -235,7 +235,7 @@ def run_attempt(
 
 
 class DueWork(NamedTuple):
-    """What is due after a step and needs its state."""
+    """Work that is due after a step and needs its state."""
 
     evaluations: list[str]  # names of metrics; a record without the metric shows that the evaluation has not run
     callbacks: list[StateCallback]
