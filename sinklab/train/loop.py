@@ -209,6 +209,7 @@ def run_attempt(
                 continue
 
             # Evaluate. Before a stop there is no time for that: the next attempt finds what is missing.
+            check_owner()
             metrics, newer_request = read_metrics(step_num, step_metrics, checkpointer)
             unread_metrics, request = None, max(request, newer_request)
             is_stopping = request > SAVE_REQUEST
