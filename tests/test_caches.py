@@ -1,30 +1,8 @@
 """Bounds of in-process caches."""
 
-import ast
-from pathlib import Path
-
-import pytest
 from conftest import make_tiny_spec
 
 from sinklab.train import state
-
-ROOT = Path(__file__).parents[1] / 'sinklab'
-UNBOUNDED_DECORATORS = ('functools.cache', 'cache', 'functools.lru_cache(None)', 'functools.lru_cache(maxsize=None)')
-# Functions with few distinct arguments: classes of a library.
-FUNCTIONS_OF_FEW_VALUES = {'make_verified_class'}
-
-
-@pytest.mark.slow
-def test_cached_functions_with_arguments_have_maxsize():
-    names = set()
-    for path in ROOT.rglob('*.py'):
-        for node in ast.walk(ast.parse(path.read_text(encoding='utf-8'))):
-            if isinstance(node, ast.FunctionDef) and any(
-                ast.unparse(decorator) in UNBOUNDED_DECORATORS for decorator in node.decorator_list
-            ):
-                arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
-                names |= {node.name} if arguments or node.args.vararg or node.args.kwarg else set()
-    assert names - FUNCTIONS_OF_FEW_VALUES == set()
 
 
 def test_spec_caches_have_maxsize():

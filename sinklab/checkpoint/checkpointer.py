@@ -254,7 +254,8 @@ def translate_save_errors(checkpoint: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        error.filename = error.filename or str(checkpoint)
+        if error.errno:
+            error.filename = error.filename or str(checkpoint)
         raise
     except ValueError as error:
         match = re.search(r'OS error (\d+)', str(error))

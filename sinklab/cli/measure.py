@@ -134,14 +134,16 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
     names = None if args.out else ('',)  # only --out keeps matrices
     results = [run_job(model, request, names) for model in models]
     report = measure.make_record(results, args.all)
-    if args.json:
-        print(json.dumps(report, indent=2, allow_nan=False))
-    else:
-        print_measurements(report['steps'] if args.all else [report])
-        print_emergence(report['series'] if args.all else {})
-    if args.out:
-        with open_writable_folder(out):
-            measure.write_results(results, args.out, args.all)
+    try:
+        if args.out:
+            with open_writable_folder(out):
+                measure.write_results(results, args.out, args.all)
+    finally:  # numbers that cannot be written are printed nevertheless
+        if args.json:
+            print(json.dumps(report, indent=2, allow_nan=False))
+        else:
+            print_measurements(report['steps'] if args.all else [report])
+            print_emergence(report['series'] if args.all else {})
     return 0
 
 

@@ -173,10 +173,12 @@ def classify_exit(outcome_record: dict, exit_code: int, output: str) -> tuple[st
     if outcome_record:
         kind, message = outcome_record['kind'], outcome_record.get('message', '')
         return 'crashed' if kind == 'lost' else kind, message  # a sweep continues with the next run after both
+    if exit_code == 0:
+        return 'done', ''
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     message = lines[-1] if lines else f'exit code {exit_code}, without a message'
     if exit_code < 0:
         message = f'killed by {signal.Signals(-exit_code).name}'
     if exit_code in SIGNAL_OF_EXIT_CODE:
         return 'stopped', message
-    return {0: 'done', 1: 'refused', 3: 'diverged'}.get(exit_code, 'crashed'), message
+    return {1: 'refused', 3: 'diverged'}.get(exit_code, 'crashed'), message

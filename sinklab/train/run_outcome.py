@@ -58,7 +58,7 @@ def write_outcome(run_dir: RunDir) -> Iterator[None]:
         yield
     except BaseException as raised_error:
         error = raised_error
-        if isinstance(error, OSError):
+        if isinstance(error, OSError) and error.errno:  # errors of gcsfs have none, and name the object in their text
             error.filename = error.filename or str(run_dir)
         raise
     finally:
