@@ -18,9 +18,8 @@ import types
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-import msgspec
-
-from sinklab import run_dir, run_files
+from docs import measured_rows
+from sinklab import run_dir
 from sinklab.cli import config_flags, main
 from sinklab.config.spec import CHANGEABLE_FIELDS, NORMALIZERS_BY_SIMILARITY, Spec
 from sinklab.configs import default, extensions
@@ -311,9 +310,8 @@ def build_metrics_page() -> str:
         'held-out texts, and by [`sinklab measure`](commands.md#sinklab-measure). Metrics of attention biases, '
         'windows, prefixes and triggers exist only for models that have them.\n\n'
         + format_table(metric_headings, list_metric_lines(METRICS))
-        + '## Attention, of the training batch\n\nLogged of the training batch over its whole length with '
-        '[`log.sinks`](config.md#log.sinks) or [`log.rows`](config.md#log.rows).\n\n'
-        + format_table(['metric', 'needs'], list_context_metrics())
+        + 'With [`log.sinks`](config.md#log.sinks) or [`log.rows`](config.md#log.rows), some of them are also '
+        'recorded of the training batch over its whole length, as `NAME/context`.\n\n'
         + '## Attention and hidden states, of a finished model\n\nMeasured by '
         '[`sinklab measure`](commands.md#sinklab-measure) only.\n\n'
         + format_table(metric_headings, list_metric_lines(OFFLINE_METRICS))
@@ -342,27 +340,18 @@ def format_metric(info: MetricInfo) -> list[str]:
     ]
 
 
-def list_context_metrics() -> Iterator[list[str]]:
-    for metric in METRICS:
-        if metric.row_function and metric.infos:
-            fields = '`log.rows`' if metric.compute_batch_numbers is None else '`log.sinks` or `log.rows`'
-            yield [format_code(f'{metric.infos[0].name}/context'), fields]
-        elif metric.compute_batch_numbers is not None:
-            yield from (
-                [format_code(f'{info.name}/context'), '`log.sinks`'] for info in metric.infos if '@' not in info.name
-            )
-
-
 # rows.md
 
 
 def build_rows_page() -> str:
     """Return the page of all rows of all tables of configs/."""
+    size = measured_rows.load_results()['size']
     markdown = (
         '# Rows\n\n'
         'Train one row with `sinklab train --config=configs/FILE.py:ROW`, a table with `sinklab sweep '
         '--config=configs/FILE.py`. `--size=quickstart` scales the numbers to a run of minutes on a laptop '
-        '([Sizes](config.md#sizes)). [Tables of the paper](../paper/tables.md) has our results.\n\n'
+        f'([Sizes](config.md#sizes)). Ours are means and standard deviations over seeds at size `{size}`, with '
+        '200,000 parameters. [Tables of the paper](../paper/tables.md) says which rows belong to which table.\n\n'
     )
     tables = {file: config_flags.load_rows(file) for file in config_flags.list_config_files()}
     for file, file_rows in tables.items():
@@ -373,6 +362,7 @@ def build_rows_page() -> str:
                 f'{format_anchor(f"{make_file_slug(file)}-{name}")}{format_code(name)}',
                 format_changes(row['diff']),
                 format_published(row['published']),
+                measured_rows.format_our_numbers(f'{make_file_slug(file)}:{name}', row),
                 ' '.join(
                     escape_markdown_text(format_sentence(row[key])) for key in ('source', 'note') if row.get(key)
                 ),
@@ -381,7 +371,7 @@ def build_rows_page() -> str:
         )
         title = config_flags.load_config_module(file).__doc__.partition('\n')[0]
         markdown += f'## `{file}` {{ #{make_file_slug(file)} }}\n\n{escape_markdown_text(title)}\n\n'
-        markdown += format_table(['row', 'changes', 'published', 'source and notes'], lines)
+        markdown += format_table(['row', 'changes', 'published', 'ours', 'source and notes'], lines)
     return markdown
 
 
@@ -447,58 +437,21 @@ SWEEP_FILES = {
 
 
 def build_run_files_page() -> str:
-    """Return the page of files, from the docstring of sinklab/run_dir.py and the schemas of sinklab/run_files.py."""
-    markdown = (
+    """Return the page of files, which the docstring of sinklab/run_dir.py lists."""
+    return (
         '# Files of a run\n\n'
         + format_table(['file', 'content'], ([format_code(name), text] for name, text in list_run_files().items()))
         + 'JSON files are written whole: a reader sees the old file or the new one. In a bucket, `metrics.jsonl` is '
-        'uploaded at saves, once a minute and at the end.\n\n'
-        'The folder of a sweep has a run folder `ROW-SEED` for each run (`TABLE.ROW-SEED` with claims), and these '
-        'files:\n\n'
+        'uploaded at saves, once a minute and at the end. `sinklab/run_files.py` has the fields that are read again.'
+        '\n\nThe folder of a sweep has a run folder `ROW-SEED` for each run (`TABLE.ROW-SEED` with claims), and '
+        'these files:\n\n'
         + format_table(['file', 'written'], ([format_code(name), text] for name, text in SWEEP_FILES.items()))
-        + '## Fields\n\nFields that are read again have these types; a file can have more.\n\n'
     )
-    schemas = {name: schema for name, schema in run_files.SCHEMAS.items() if schema is not dict}
-    return markdown + ''.join(f'### `{name}.json`\n\n{format_schema(schema)}' for name, schema in schemas.items())
 
 
 def list_run_files() -> dict[str, str]:
     """Return {file: content} as the docstring of sinklab/run_dir.py lists them."""
     return dict(re.findall(r'^([\w.]+/?) +(.+)$', run_dir.__doc__.partition('\n\n')[2], re.MULTILINE))
-
-
-def format_schema(schema: Any) -> str:
-    """Return a table of the fields of a msgspec schema; for a list, of its element type."""
-    if get_origin(schema) is list:
-        return 'A list of objects:\n\n' + format_schema(get_args(schema)[0])
-    lines = (
-        [
-            format_code(field.encode_name),
-            escape_markdown_text(describe_schema_type(field.type)),
-            'yes' if field.required else 'no',
-        ]
-        for field in msgspec.structs.fields(schema)
-    )
-    return format_table(['field', 'type', 'required'], lines)
-
-
-def describe_schema_type(schema_type: Any) -> str:
-    """Return a type of a schema in words."""
-    if isinstance(schema_type, type) and issubclass(schema_type, msgspec.Struct):
-        return f'object ({", ".join(field.encode_name for field in msgspec.structs.fields(schema_type))})'
-    match get_origin(schema_type), get_args(schema_type):
-        case _, _ if hasattr(schema_type, '__metadata__'):
-            return describe_schema_type(get_args(schema_type)[0])
-        case origin, choices if origin is Literal:
-            return ' or '.join(repr(choice) if choice else 'empty text' for choice in choices)
-        case origin, members if origin in (types.UnionType, Union):
-            return ' or '.join(dict.fromkeys(map(describe_schema_type, members)))
-        case origin, (*_, inner) if origin in (dict, list):
-            return f'{"object" if origin is dict else "list"} of {describe_schema_type(inner)}'
-        case origin, _ if origin is tuple:
-            return 'list'
-    names = {dict: 'object', list: 'list', Any: 'any', type(None): 'null', None: 'null', **SCALAR_NAMES}
-    return names.get(schema_type, str(schema_type))
 
 
 if __name__ == '__main__':

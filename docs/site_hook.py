@@ -14,18 +14,9 @@ from mkdocs.structure.files import File, Files
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))  # generate pages from the code of this clone
 
-from docs import api_pages, paper_tables, reference  # noqa: E402
+from docs import reference  # noqa: E402
 
 LINK_PATTERN = re.compile(r'(?<!!)\[([^\]\[]*)\]\(((?:\.\./)+[^)#\s]*)(#[^)\s]*)?\)')
-
-
-def build_generated_pages() -> dict[str, str]:
-    """Return {path in docs/: Markdown} of all pages that are generated at build time."""
-    return {
-        **{f'reference/{name}': text for name, text in reference.build_pages().items()},
-        **{f'reference/api/{name}': text for name, text in api_pages.build_pages().items()},
-        'paper/tables.md': paper_tables.build_page(),
-    }
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -34,7 +25,8 @@ def on_files(files: Files, config: Any) -> Files:
     Raises:
         PluginError: a file in docs/ has the path of a generated page.
     """
-    for path, text in build_generated_pages().items():
+    for name, text in reference.build_pages().items():
+        path = f'reference/{name}'
         if existing_file := files.get_file_from_path(path):
             raise PluginError(
                 f'docs/{path} is generated at build time, and {existing_file.abs_src_path} is there; remove it'

@@ -1,6 +1,5 @@
 """Control of a page in a headless Chromium through the DevTools protocol over two pipes."""
 
-import base64
 import contextlib
 import fcntl
 import json
@@ -97,34 +96,9 @@ class Page:
         """Wait until the browser has drawn two frames."""
         self.evaluate('new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => done(true))))')
 
-    def press(self, key, text=''):
-        text_fields = dict(text=text) if text else {}
-        self.send(
-            'Input.dispatchKeyEvent',
-            type='keyDown',
-            key=key,
-            code=key,
-            **text_fields,
-            windowsVirtualKeyCode=KEY_CODES.get(key, 0),
-        )
-        self.send(
-            'Input.dispatchKeyEvent', type='keyUp', key=key, code=key, windowsVirtualKeyCode=KEY_CODES.get(key, 0)
-        )
-        self.wait_for_frames()
-
     def click(self, selector):
         self.evaluate(f'document.querySelector({json.dumps(selector)}).click()')
         self.wait_for_frames()
-
-    def save_screenshot(self, path):
-        """Save the whole page as a PNG file."""
-        size = self.send('Page.getLayoutMetrics')['cssContentSize']
-        clip = dict(x=0, y=0, width=size['width'], height=min(size['height'], 12000), scale=1)
-        answer = self.send('Page.captureScreenshot', clip=clip, captureBeyondViewport=True)
-        path.write_bytes(base64.b64decode(answer['data']))
-
-
-KEY_CODES = dict(ArrowLeft=37, ArrowUp=38, ArrowRight=39, ArrowDown=40, Enter=13, Tab=9, Home=36, End=35)
 
 
 @contextlib.contextmanager

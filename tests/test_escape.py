@@ -16,7 +16,7 @@ from synthetic_runs import write_run
 from sinklab import escape
 from sinklab.cli import progress, report, terminal
 from sinklab.cli.main import main
-from sinklab.report import latex, page, run_groups, runs, summary_table
+from sinklab.report import figures, page, run_groups, runs, summary_table, sweep_table
 from sinklab.sweep import plan
 
 NAMES = [
@@ -39,7 +39,7 @@ NAMES = [
     '|',
 ]
 NAMES += ['..', '.x', '-rf', '../x', 'a/b', 'a%2Fb', '*x', '[a]', 'two words', 'ü', '日本', '5']
-LATEX_COMMANDS = {command: char for char, command in latex.LATEX_COMMANDS.items()}
+LATEX_COMMANDS = {command: char for char, command in sweep_table.LATEX_COMMANDS.items()}
 
 
 @pytest.fixture(scope='module')
@@ -86,7 +86,7 @@ def test_report_page_escapes_html_in_names(named_runs, tmp_path):
 
 def parse_latex_row(text):
     """Return the cells of a table line as LaTeX typesets them."""
-    parts = re.findall(r'\\[A-Za-z]+\{\}|\\[&%$#_{}]|\$\\pm\$|\$-\$|\{\}|.', text)
+    parts = re.findall(r'\\[A-Za-z]+\{\}|\\[&%$#_{}]|\$\\pm\$|\{\}|.', text)
     cells = ['']
     for part in parts:
         assert part not in '%$#_^~<>|\\', text
@@ -98,7 +98,8 @@ def parse_latex_row(text):
 
 
 def test_latex_table_escapes_names(named_runs):
-    lines = latex.format_latex_table(run_groups.make_group_table(run_groups.group_runs(named_runs)), {}).splitlines()
+    rows = run_groups.make_group_table(run_groups.group_runs(named_runs))
+    lines = sweep_table.format_latex_table(*sweep_table.format_table_cells(rows, {})).splitlines()
     body_lines = lines[lines.index('\\midrule') + 1 : lines.index('\\bottomrule')]
     assert not any(line.startswith(('[', '*')) for line in body_lines)  # an argument of the previous line end
     cells = [parse_latex_row(line.removesuffix(' \\\\')) for line in body_lines]
@@ -117,10 +118,10 @@ def test_figures_draw_names_literally(named_runs):
         warnings.filterwarnings('error')
         warnings.filterwarnings('ignore', 'Glyph|.*layout not applied')
         groups = run_groups.group_runs(named_runs)[:12]
-        figure = pictures.draw_curves(groups, None)
+        figure = pictures.draw_lines(figures.make_sink_and_loss_figure(groups), groups)
         figure.canvas.draw()
-        legends = [*figure.legends, *filter(None, (axis.get_legend() for axis in figure.axes))]
-        assert [text.get_text() for text in legends[0].get_texts()] == [group.name for group in groups]
+        (legend,) = figure.legends
+        assert [text.get_text() for text in legend.get_texts()] == [group.name for group in groups]
         plt.close(figure)
 
 

@@ -1,18 +1,17 @@
 """Generated reference pages, compared with an independent listing of the code."""
 
-import functools
+import fnmatch
 import importlib
 import json
 import re
 from pathlib import Path
 from typing import get_args
 
-import msgspec
 import numpy as np
 import pytest
 
-from docs import api_pages, paper_tables, reference
-from sinklab import run_files
+import sinklab
+from docs import measured_rows, reference
 from sinklab.analysis.measure import LOSS_INFO
 from sinklab.cli import main
 from sinklab.config import spec
@@ -26,7 +25,6 @@ from sinklab.report.sweep_table import EMERGENCE_METRIC
 
 ROOT = Path(__file__).parents[1]
 PAGES = reference.build_pages()
-build_paper_tables_page = functools.cache(paper_tables.build_page)
 CONFIG_FILES = sorted(
     path for path in (ROOT / 'configs').glob('*.py') if '\nROWS' in path.read_text(encoding='utf-8')
 )
@@ -104,74 +102,77 @@ def test_exit_codes_page_lists_every_code_and_kind():
         assert any(f'`{kind}`' in line for line in find_lines(PAGES['exit_codes.md'], code)), kind
 
 
-def test_run_files_page_lists_files_and_every_schema_field():
+def test_run_files_page_lists_files():
     assert {'config.json', 'metrics.jsonl', 'checkpoints/'} <= reference.list_run_files().keys()
-    for name, schema in run_files.SCHEMAS.items():
-        section = PAGES['run_files.md'].partition(f'### `{name}.json`')[2].partition('\n### ')[0]
-        for field in msgspec.structs.fields(*(get_args(schema) or [schema])) if schema is not dict else ():
-            assert find_lines(section, field.encode_name), (name, field.encode_name)
 
 
-@pytest.mark.parametrize(
-    'path', [path for path in CONFIG_FILES if path.stem != 'quickstart'], ids=lambda path: path.stem
-)
-def test_paper_tables_page_links_every_row(path):
-    for name in importlib.import_module(f'sinklab.configs.{path.stem}').ROWS:
-        assert f'[`{path.stem}:{name}`](../reference/rows.md#{path.stem}-{name})' in build_paper_tables_page()
+TABLES_PAGE = (ROOT / 'docs' / 'paper' / 'tables.md').read_text(encoding='utf-8')
 
 
-def test_paper_tables_page_has_section_for_every_cited_table_and_figure():
-    titles = ' '.join(line for line in build_paper_tables_page().splitlines() if line.startswith('### '))
-    sources = {row['source'] for row in paper_tables.load_all_rows().values()}
+def list_all_rows():
+    return {
+        f'{path.stem}:{name}': row
+        for path in CONFIG_FILES
+        for name, row in importlib.import_module(f'sinklab.configs.{path.stem}').ROWS.items()
+    }
+
+
+def test_tables_page_names_existing_rows_and_every_row_of_paper():
+    rows = list_all_rows()
+    patterns = re.findall(r'\[`(\w+:[\w.*-]+)`\]', TABLES_PAGE)
+    assert [pattern for pattern in patterns if not fnmatch.filter(rows, pattern)] == []
+    paper_rows = [row for row, info in rows.items() if re.search(r'\((v1|ICLR)\)', info['source'])]
+    assert len(paper_rows) > 50
+    missing_rows = [row for row in paper_rows if not any(fnmatch.fnmatch(row, pattern) for pattern in patterns)]
+    assert [row for row in missing_rows if not row.startswith('quickstart:')] == []
+
+
+def test_tables_page_has_every_cited_table_and_figure():
+    locations = ' '.join(line.split(' | ')[0] for line in TABLES_PAGE.splitlines() if line.startswith('| '))
+    sources = {row['source'] for row in list_all_rows().values()}
     sources |= {entry['source'] for entry in claims_file.CLAIMS.values()}
-    for version, kind, entry, other_entry in re.findall(
-        r'\((v1|ICLR)\), (Table|Figure)s? (\d+[A-D]?)(?: and (\d+))?', ' '.join(sources)
-    ):
-        for number in filter(None, (entry, other_entry)):
-            assert re.search(rf'{kind}s? (\d+ and )?{number}( and \d+)? \({version}\)', titles), (version, number)
+    pattern = r'\((v1|ICLR)\), (Table|Figure)s? (\d+[A-D]?)(?: and (\d+))?'
+    for version, kind, *numbers in re.findall(pattern, ' '.join(sources)):
+        for number in filter(None, numbers):
+            location = rf'{kind}s? (\d+ and )?{number}( and \d+)? \({version}\)'
+            assert re.search(location, locations), (version, number)
 
 
-def test_paper_tables_page_lists_every_claim_with_verdict():
-    for name, verdict in paper_tables.load_verdicts().items():
-        (line, *_) = [line for line in build_paper_tables_page().splitlines() if line.startswith(f'- `{name}` ')]
-        assert f'**{verdict["verdict"]}' in line
-
-
-def test_paper_tables_page_numbers_match_measured_runs():
+def test_rows_page_has_means_of_measured_runs():
     runs = json.loads((ROOT / 'docs' / 'results' / 'claims.json').read_text(encoding='utf-8'))['runs']
     assert len(runs) > 20
     for row, seeds in runs.items():
-        lines = [line for line in build_paper_tables_page().splitlines() if line.startswith(f'| [`{row}`]')]
-        assert lines, row
-        sinks = [run['end']['sink/1'] for run in seeds.values() if 'sink/1' in run['end']]
-        losses = [run['end']['valid/loss'] for run in seeds.values() if 'valid/loss' in run['end']]
-        for line in lines:
-            our_results = line.split(' | ')[2]
-            assert f'{len(seeds)} seeds' in our_results
-            assert bool(sinks) == ('`sink/1`' in our_results)  # without a number if all runs diverged
-            for name, values, digits in (('sink/1', sinks, 1), ('valid/loss', losses, 3)):
-                spread = f' ± {np.std(values, ddof=1):.{digits}f}' if len(values) > 1 else ''
-                assert not values or f'`{name}` {np.mean(values):.{digits}f}{spread}' in our_results
+        file, _, name = row.partition(':')
+        section = PAGES['rows.md'].partition(f'## `configs/{file}.py`')[2].partition('\n## ')[0]
+        (line,) = find_lines(section, name)
+        ours = line.split(' | ')[3]
+        assert f'{len(seeds)} seeds' in ours
+        for metric, digits in (('sink/1', 1), ('valid/loss', 3)):
+            values = [run['end'][metric] for run in seeds.values() if metric in run['end']]
+            spread = f' ± {np.std(values, ddof=1):.{digits}f}' if len(values) > 1 else ''
+            assert not values or f'`{metric}` {np.mean(values):.{digits}f}{spread}' in ours
 
 
-def test_chip_hours_are_those_of_config_file_and_of_estimated_step():
-    page = build_paper_tables_page()
-    assert f'at least {scale.CHIP_HOURS["60M"]} chip-hours' in page
-    for size, hours in scale.CHIP_HOURS.items():
-        assert f'{hours} ({size})' in page
+def test_chip_hours_are_those_of_estimated_step():
+    assert f'at least {scale.CHIP_HOURS["60M"]} chip-hours' in TABLES_PAGE
+    assert [hours for size, hours in scale.CHIP_HOURS.items() if f'{hours} ({size})' not in TABLES_PAGE] == []
     costs = json.loads((ROOT / 'benchmarks' / 'step_cost.json').read_text(encoding='utf-8'))['costs']
     seconds = scale.get_config('softmax_1b').optimizer.steps * costs['softmax_1b v5e:16x16']['milliseconds'] / 1000
     assert scale.CHIP_HOURS['1B'] == round(seconds * 256 / 3600, -1)
 
 
 def test_runs_of_row_are_those_of_measured_row_with_same_config():
-    assert paper_tables.find_our_runs('columns:kv_shared') is None
-    swiglu_runs, baseline_runs = map(paper_tables.find_our_runs, ('blocks:swiglu', 'attention:softmax'))
+    assert measured_rows.find_our_runs('columns:kv_shared') is None
+    swiglu_runs, baseline_runs = map(measured_rows.find_our_runs, ('blocks:swiglu', 'attention:softmax'))
     assert swiglu_runs != baseline_runs  # it has twice the heads
-    assert paper_tables.find_our_runs('data:fixed_1') == baseline_runs
+    assert measured_rows.find_our_runs('data:fixed_1') == baseline_runs
 
 
-def test_api_pages_name_exported_objects():
-    assert '::: sinklab.open' in api_pages.build_pages()['sinklab.md']
-    with pytest.raises(AttributeError):
-        api_pages.check_object_exists('sinklab.train.callbacks.Missing')
+def test_api_pages_name_existing_and_all_exported_objects():
+    api_dir = ROOT / 'docs' / 'reference' / 'api'
+    texts = {path.name: path.read_text(encoding='utf-8') for path in api_dir.glob('*.md')}
+    for path in re.findall(r'^::: (\S+)$', ''.join(texts.values()), re.MULTILINE):
+        module, _, name = path.rpartition('.')
+        assert hasattr(importlib.import_module(module), name), path
+    exports = {'open', *sinklab.LAZY_IMPORTS}
+    assert set(re.findall(r'heading: sinklab\.(\w+)', texts['sinklab.md'])) == exports

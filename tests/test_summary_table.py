@@ -40,32 +40,23 @@ def test_format_fixed_omits_sign_of_rounded_zero(value, digits, sign, text):
     assert format_fixed(value, digits, sign) == text
 
 
-def test_emergence_steps_agree_between_run_and_row():
-    run_records = make_records(0, 10, 40, 40)
-    rows, spans = (
-        function([make_row_result('softmax', run_records)])
-        for function in (sweep_table.make_sweep_table, sweep_table.compute_spans)
-    )
-    headings, ((*cells,),) = sweep_table.format_table_cells(rows, spans)
-    assert dict(zip(headings, cells, strict=True))['emerges (step)'] == '100-200'
-    assert spans == {'softmax': EmergenceSpan(100, 200, 1, 1)}
-    assert summary_table.summarize_sink(run_records) == (40.0, spans['softmax'].format_sentence())
-    assert summary_table.summarize_sink_of_rows(rows, spans) == {'softmax': summary_table.summarize_sink(run_records)}
+def make_rows_and_spans(*row_results):
+    return sweep_table.make_sweep_table(row_results), sweep_table.compute_spans(row_results)
 
 
 def test_emergence_span_of_seeds_covers_first_to_last_probe():
-    row_results = [
-        make_row_result('softmax', make_records(0, 10, 40, 40), make_records(0, 0, 0, 40), make_records(0, 0, 0, 0.5))
-    ]
-    assert sweep_table.compute_spans(row_results) == {'softmax': EmergenceSpan(100, 300, 2, 3)}
-    rate, sentence = summary_table.summarize_sink_of_rows(
-        sweep_table.make_sweep_table(row_results), sweep_table.compute_spans(row_results)
-    )['softmax']
-    assert round(rate, 3) == 26.833
-    assert [int(number) for number in re.findall(r'\d+', sentence)] == [100, 300, 2, 3]
-    headings, ((*cells,),) = sweep.build_summary_table(
-        sweep_table.make_sweep_table(row_results), sweep_table.compute_spans(row_results)
+    run_records = make_records(0, 10, 40, 40)
+    rows, spans = make_rows_and_spans(make_row_result('softmax', run_records))
+    assert spans == {'softmax': EmergenceSpan(100, 200, 1, 1)}
+    assert summary_table.summarize_sink(run_records) == (40.0, spans['softmax'].format_sentence())
+    assert summary_table.summarize_sink_of_rows(rows, spans) == {'softmax': summary_table.summarize_sink(run_records)}
+    rows, spans = make_rows_and_spans(
+        make_row_result('softmax', run_records, make_records(0, 0, 0, 40), make_records(0, 0, 0, 0.5))
     )
+    assert spans == {'softmax': EmergenceSpan(100, 300, 2, 3)}
+    rate, _ = summary_table.summarize_sink_of_rows(rows, spans)['softmax']
+    assert round(rate, 3) == 26.833
+    headings, (cells,) = sweep_table.format_table_cells(rows, spans)
     assert dict(zip(headings, cells, strict=True))['emerges (step)'] == '100-300 (2 of 3)'
 
 

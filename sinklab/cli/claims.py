@@ -65,9 +65,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--png', metavar='FILE', help='also draw all differences in percent, with their intervals, into a PNG file'
     )
-    output_format = parser.add_mutually_exclusive_group()
-    output_format.add_argument('--json', action='store_true', help='print the verdicts as JSON')
-    output_format.add_argument('--markdown', action='store_true', help='print the verdicts as a Markdown table')
+    parser.add_argument('--json', action='store_true', help='print the verdicts as JSON')
     parser.usage = '%(prog)s [NAME ...] (--workdir DIR | --results FILE | --list) [--config.PATH=VALUE ...] [options]'
 
 
@@ -91,7 +89,7 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
         raise UserError(f'--results={args.results} trains nothing; remove --seeds, --size and --compiled')
     claims_data = load_results(args.results)
     claims = parse_claims(claim_table, claims_data['size'])
-    print_verdicts(args, claims, compute_verdicts(claims, claims_data), claims_data['size'])
+    print_verdicts(args, compute_verdicts(claims, claims_data), claims_data['size'])
     return 0
 
 
@@ -123,10 +121,9 @@ def load_results(path: str) -> dict:
     from sinklab.sweep import results
 
     claims_data = results.read_results(parse_path(path))
-    if claims_data['size'] not in SIZES:
-        raise UserError(
-            format_unknown_name(f'{path}: size {claims_data["size"]!r}', claims_data['size'], SIZES, 'sizes')
-        )
+    size = claims_data['size']
+    if size not in SIZES:
+        raise UserError(format_unknown_name(f'{path}: size {size!r}', size, SIZES, 'sizes'))
     print_changes(path, find_changed_rows(claims_data))
     return claims_data
 
@@ -228,7 +225,7 @@ def train_claim_runs(args: argparse.Namespace, extra_args: list[str], claims: di
         verdicts = compute_verdicts(claims, claims_data)
         results.write_json(args.workdir, results.CLAIMS_FILE, claims_data)
         results.write_json(args.workdir, results.VERDICTS_FILE, verdicts)
-    print_verdicts(args, claims, verdicts, claims_data['size'])
+    print_verdicts(args, verdicts, claims_data['size'])
     return sweep.report_failures('claims', runs, stop_signal)
 
 
@@ -259,32 +256,27 @@ def compute_verdicts(claims: dict, claims_data: dict) -> list[dict]:
     return report.make_claims_table(claims, runs, collect_published_numbers(claims))
 
 
-def print_verdicts(args: argparse.Namespace, claims: dict, verdicts: list[dict], size: str) -> None:
+def print_verdicts(args: argparse.Namespace, verdicts: list[dict], size: str) -> None:
     """Print the verdicts on the named claims, measured at a size."""
     from sinklab.report import claims as report
 
-    entries = [entry for entry in verdicts if entry['claim'] in (args.names or claims)]
+    entries = [entry for entry in verdicts if not args.names or entry['claim'] in args.names]
     if args.png:
         from sinklab.report import pictures
 
         pictures.write_claims_plot(parse_path(args.png), entries, '%')
     if args.json:
         print(json.dumps(entries, indent=2, allow_nan=False))
-    elif args.markdown:
-        print(report.format_markdown(entries), end='')
-    else:
-        tested_entries = [entry for entry in entries if entry['verdict'] not in ('not run', 'not testable here')]
-        cells = [report.format_brief_cells(entry, claims[entry['claim']]) for entry in tested_entries]
-        if args.names:
-            for entry in entries:
-                comparison = f'{entry["comparison"]}; ' if entry['comparison'] else ''
-                sweep.print_wrapped(f'{entry["claim"]}: {entry["statement"]} ({comparison}{entry["source"]})')
-        if cells:
-            sweep.print_table_with_note(list(report.BRIEF_HEADINGS), cells, f'{report.LEGEND}; all at size {size}.')
-        notes = report.format_failing_rows(entries) if size != 'smoke' else []
-        notes += [*report.format_untestable(entries), *report.format_verdict_names(entries, 'not run')]
-        for note in notes:
-            sweep.print_wrapped(note)
-        sweep.print_wrapped(f'{report.format_counts(entries)} {report.format_sign_test(entries)}'.rstrip())
-        if size == 'smoke':
-            sweep.print_wrapped('At size smoke nothing is learned, so these verdicts say nothing about the claims.')
+        return
+    for entry in entries if args.names else ():
+        comparison = f'{entry["comparison"]}; ' if entry['comparison'] else ''
+        sweep.print_wrapped(f'{entry["claim"]}: {entry["statement"]} ({comparison}{entry["source"]})')
+    tested = [entry for entry in entries if entry['verdict'] not in ('not run', 'not testable here')]
+    if tested:
+        cells = list(map(report.format_claim_cells, tested))
+        sweep.print_table_with_note(list(report.CLAIM_HEADINGS), cells, f'{report.LEGEND}; all at size {size}.')
+    for note in report.format_notes(entries):
+        sweep.print_wrapped(note)
+    sweep.print_wrapped(f'{report.format_counts(entries)} {report.format_sign_test(entries)}'.rstrip())
+    if size == 'smoke':
+        sweep.print_wrapped('At size smoke nothing is learned, so these verdicts say nothing about the claims.')

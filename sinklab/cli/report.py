@@ -5,7 +5,7 @@ mean and spread.
 
 example:
   sinklab report runs/quickstart/* --png
-  sinklab report runs/sweep --paper --pdf --latex
+  sinklab report runs/sweep --pdf --latex
 """
 
 import argparse
@@ -17,6 +17,7 @@ from pathlib import Path
 
 from sinklab.errors import UserError, format_extra_command
 from sinklab.run_dir import RunDir
+from sinklab.storage.files import atomic_write
 from sinklab.storage.paths import find_common_folder, is_remote, make_absolute, parse_path
 from sinklab.sweep import plan, results
 
@@ -35,7 +36,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar='DIR',
         help='folder for report.html (default: that of the run, or the one that contains all runs)',
     )
-    parser.add_argument('--paper', action='store_true', help='order and number the figures as the paper does')
     for kind in PICTURE_KINDS:
         parser.add_argument(f'--{kind}', action='store_true', help=f'also write the pictures as {kind.upper()} files')
     parser.add_argument(
@@ -48,15 +48,15 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
     from sinklab.report import runs, summary_table
 
     paths = [str(path) for pattern in args.runs for path in find_runs(pattern)]
-    run_records, runs_dir = runs.read_runs(paths), choose_report_dir(paths)
+    loaded_runs, runs_dir = runs.read_runs(paths), choose_report_dir(paths)
     out_dir = parse_path(args.out) if args.out else runs_dir
-    page_path = write_report(out_dir, run_records, args, results.read_verdicts(runs_dir))
-    table = summary_table.make_run_table(run_records)
+    write_report(out_dir, loaded_runs, args, results.read_verdicts(runs_dir))
+    table = summary_table.make_run_table(loaded_runs)
     if args.json:
         print(json.dumps(table, indent=2, allow_nan=False))
     else:
         print_runs(table)
-    print(f'report: {page_path}', file=sys.stderr if args.json else sys.stdout)
+    print(f'report: {out_dir / "report.html"}', file=sys.stderr if args.json else sys.stdout)
     return 0
 
 
@@ -74,8 +74,8 @@ def find_runs(pattern: str) -> list[Path]:
         path = parse_path(pattern)
         return list_sweep_runs(path) or results.list_run_dirs(path) or [path]
     parent = re.match(r'[^*?[]*/', pattern)[0]
-    paths = parse_path(parent).glob(f'{pattern[len(parent) :].rstrip("/")}/config.json')
-    if not (run_paths := sorted(path.parent for path in paths)):
+    configs = parse_path(parent).glob(f'{pattern[len(parent) :].rstrip("/")}/config.json')
+    if not (run_paths := sorted(path.parent for path in configs)):
         raise UserError(f'{pattern} matches no run; give run folders')
     return run_paths
 
@@ -84,12 +84,9 @@ def list_sweep_runs(sweep_dir: Path) -> list[Path]:
     """List the run folders of a sweep, finished or stopped, in the order of its rows; [] for any other folder."""
     if not (sweep_dir / 'sweep.json').exists():
         return []
-    run_paths = [
-        sweep_dir / plan.get_run_dir_name(row['row'], seed)
-        for row in RunDir(sweep_dir).read_json('sweep')
-        for seed in row['seeds']
-    ]
-    return [run for run in run_paths if (run / 'row.json').exists()]
+    rows = RunDir(sweep_dir).read_json('sweep')
+    run_paths = [sweep_dir / plan.get_run_dir_name(row['row'], seed) for row in rows for seed in row['seeds']]
+    return [path for path in run_paths if (path / 'row.json').exists()]
 
 
 def choose_report_dir(run_paths: list[str]) -> Path:
@@ -98,26 +95,28 @@ def choose_report_dir(run_paths: list[str]) -> Path:
     return paths[0] if len(paths) == 1 else find_common_folder([path.parent for path in paths])
 
 
-def write_report(out_dir: Path, runs: list, args: argparse.Namespace, verdicts: list[dict]) -> Path:
-    """Write report.html and the requested figures and LaTeX table; return the path of report.html."""
-    from sinklab.report import latex, page
+def write_report(out_dir: Path, runs: list, args: argparse.Namespace, verdicts: list[dict]) -> None:
+    """Write report.html and the requested pictures and LaTeX table."""
+    from sinklab.report import page, run_groups, sweep_table
 
-    kinds = [kind for kind in PICTURE_KINDS if getattr(args, kind)]
     try:
         if not is_remote(out_dir):
             out_dir.mkdir(parents=True, exist_ok=True)
-        page.write_report_page(out_dir / 'report.html', runs, args.paper, verdicts)
-        if kinds:
+        page.write_report_page(out_dir / 'report.html', runs, verdicts)
+        if kinds := [kind for kind in PICTURE_KINDS if getattr(args, kind)]:
             from sinklab.report import pictures
 
             pictures.write_pictures(out_dir, runs, kinds)
         if args.latex:
-            latex.write_latex_table(out_dir / 'table.tex', runs)
+            rows = run_groups.make_group_table(run_groups.group_runs(runs))
+            spans = {row['row']: row['span'] for row in rows if row['span']}
+            with atomic_write(out_dir / 'table.tex') as unfinished:
+                text = sweep_table.format_latex_table(*sweep_table.format_table_cells(rows, spans))
+                unfinished.write_text(text, encoding='utf-8')
     except OSError as error:
         raise UserError(f'{out_dir} cannot be written ({error.strerror}); choose another --out') from error
     except ImportError as error:
         raise UserError(f'pictures need {error.name}; install it: {format_extra_command("report")}') from error
-    return out_dir / 'report.html'
 
 
 def write_page(sweep_dir: Path) -> Path | None:

@@ -39,19 +39,19 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
     for config_path in [args.config] if args.config else list_config_files():
         file, row_name = split_config_path(config_path)
         module = load_config_module(file)
-        table = getattr(module, 'ROWS', {})
-        if row_name and row_name not in table:
+        names = list(getattr(module, 'ROWS', {}))
+        if row_name and row_name not in names:
             build_config(module, config_path, args.size)  # raises UserError, with the rows that there are
-        if rows := [row_name] if row_name else list(table):
-            tables[file] = [load_row(file, row, args.size, module) for row in rows]
+        if rows := [load_row(file, name, args.size, module) for name in names if row_name in ('', None, name)]:
+            tables[file] = rows
     if not tables:
         raise UserError(f'--config={args.config} has no rows; sinklab rows lists the files that have rows')
-    all_rows = [row for table in tables.values() for row in table]
-    refused_rows = [row for row in all_rows if 'refused' in row]
+    all_rows = [row for rows in tables.values() for row in rows]
     if args.json:
         print(json.dumps(all_rows, indent=2, allow_nan=False))
     else:
         print_rows(tables)
+    refused_rows = [row for row in all_rows if 'refused' in row]
     for row in refused_rows:
         print(f'sinklab rows: {row["config"]}:{row["row"]} is refused: {row["refused"]}', file=sys.stderr)
     return 1 if refused_rows else 0

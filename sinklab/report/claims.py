@@ -1,15 +1,14 @@
 """Claims as comparisons of two metrics of runs, paired by seed, and the resulting verdicts."""
 
-import dataclasses
 import fnmatch
 from collections.abc import Mapping
 from typing import Literal
 
+import msgspec
 import numpy as np
 from scipy.special import bdtrc
 
-from sinklab.errors import UserError, format_error, format_unknown_name
-from sinklab.escape import escape_markdown
+from sinklab.errors import UserError, format_unknown_name
 from sinklab.metrics import registry
 from sinklab.metrics.metric import format_fixed
 from sinklab.report.statistics import (
@@ -17,17 +16,11 @@ from sinklab.report.statistics import (
     LOOK_SEEDS,
     MAX_SEEDS,
     MIN_SAMPLES,
-    Interval,
     compute_difference_interval,
     decide_verdict,
     estimate_needed_seeds,
 )
-from sinklab.report.sweep_table import (
-    EMERGENCE_METRIC,
-    LOSS_METRIC,
-    compute_run_metrics,
-    get_short_label,
-)
+from sinklab.report.sweep_table import EMERGENCE_METRIC, LOSS_METRIC, compute_run_metrics, get_short_label
 from sinklab.run_dir import RunDir
 
 VERDICTS = (
@@ -40,12 +33,11 @@ VERDICTS = (
     'not run',
     'not testable here',
 )
-DECIDED_VERDICTS = ('holds', 'contradicted', 'not seen', 'unsettled')  # of `decide_verdict`
 FAILS_METRIC = 'fails'  # 0 or 1
-OTHER_METRICS = (LOSS_METRIC, FAILS_METRIC, EMERGENCE_METRIC)  # metrics outside the metric registry
+# Metrics outside the metric registry.
+UNIT_OF_METRIC = {LOSS_METRIC: registry.VALID_LOSS.unit, FAILS_METRIC: 'share', EMERGENCE_METRIC: 'steps'}
 INTERVAL_NOTE = f'mean difference of paired seeds and its interval ({INTERVAL_DESCRIPTION})'
-CLAIM_HEADINGS = ('claim', 'published', 'here', 'n', 'verdict')
-BRIEF_HEADINGS = ('claim', 'unit', 'paper', 'here', 'seeds', 'verdict')
+CLAIM_HEADINGS = ('claim', 'unit', 'paper', 'here', 'seeds', 'verdict')
 LEGEND = (
     'claim: --list prints the statement of each; paper: the published difference; here: the mean difference between '
     'the two runs of a seed [its 95 % interval, widened because claims may be judged twice, after '
@@ -54,7 +46,6 @@ LEGEND = (
     'than the smallest that counts; unsettled, ~N: in a new experiment, about N seeds '
     f'would settle the claim in half of all cases; too few seeds: fewer than {MIN_SAMPLES}, which get no interval'
 )
-UNIT_OF_METRIC = {LOSS_METRIC: registry.VALID_LOSS.unit, FAILS_METRIC: 'share', EMERGENCE_METRIC: 'steps'}
 # The wording and the order of verdicts in the line of counts, the best verdict first.
 VERDICT_PHRASES = {
     'holds': 'hold',
@@ -71,8 +62,7 @@ SAME_SHARE = 0.2  # of `min_difference`: 1 percentage point, or 0.004 nats
 COMPARISON_WORDS = {'>': 'more than', '<': 'less than', '=': 'as much as'}
 
 
-@dataclasses.dataclass(frozen=True)
-class Reading:
+class Reading(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
     """A metric of a run, read at the end of the run or before its first step."""
 
     row: str  # TABLE:ROW
@@ -83,8 +73,7 @@ class Reading:
         return f'{get_short_label(self.metric)} of {self.row}' + (' before training' if self.when == 'start' else '')
 
 
-@dataclasses.dataclass(frozen=True)
-class Claim:
+class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A claim that compares two readings.
 
     Attributes:
@@ -95,6 +84,7 @@ class Claim:
         right: The second reading. None if the claim cannot be tested.
         min_difference: The smallest difference that counts, in the unit of the metric.
         untestable_reason: The reason why the claim cannot be tested; empty if it can.
+        untestable_at: {size: reason} for sizes at which the claim cannot be tested.
     """
 
     statement: str
@@ -104,6 +94,7 @@ class Claim:
     right: Reading | None = None
     min_difference: float = 0.0
     untestable_reason: str = ''
+    untestable_at: dict[str, str] = {}
 
     @property
     def readings(self) -> list[Reading]:
@@ -112,6 +103,11 @@ class Claim:
     @property
     def comparison(self) -> str:
         return f'{self.left} {COMPARISON_WORDS[self.relation]} {self.right}' if self.left else ''
+
+    @property
+    def unit(self) -> str:
+        """The unit of the difference, or an empty string if it has none."""
+        return get_metric_unit(self.left.metric) if self.left else ''
 
 
 def read_claim_metrics(run_dir: RunDir, outcome: str, metric_patterns: set[str]) -> dict:
@@ -133,17 +129,18 @@ def read_claim_metrics(run_dir: RunDir, outcome: str, metric_patterns: set[str])
     vocabulary, records = run_dir.read_json('config')['model']['vocabulary'], run_dir.read_records()
     first_metrics = compute_run_metrics([record for record in records if record['step'] == 0], None)
     last_metrics = compute_run_metrics(records, vocabulary) if outcome == 'done' else dict(fails=1.0)
-    start, end = (
-        {
+
+    def select(metrics: dict) -> dict:
+        return {
             name: metrics[name]
             for name in sorted(metrics)
             if any(fnmatch.fnmatchcase(name, pattern) for pattern in metric_patterns)
         }
-        for metrics in (first_metrics, last_metrics)
-    )
+
     environment = run_dir.read_environment()
     device = ', '.join(sorted({*environment.get('devices', [])}))
     jax_version = environment.get('versions', {}).get('jax') or ''
+    start, end = select(first_metrics), select(last_metrics)
     return dict(outcome=outcome, start=start, end=end, device=device, jax=jax_version)
 
 
@@ -152,8 +149,7 @@ def parse_claims(definitions: Mapping[str, Mapping], size: str | None = None) ->
 
     Args:
         definitions: {name of the claim: fields of `Claim`}, where `left` and `right` are tuples of fields of
-            `Reading`. The additional field `untestable_at`, {size: reason}, names sizes at which the claim cannot be
-            tested.
+            `Reading`.
         size: The size at which the claims are tested; None ignores `untestable_at`.
 
     Raises:
@@ -164,19 +160,16 @@ def parse_claims(definitions: Mapping[str, Mapping], size: str | None = None) ->
     return {name: parse_claim(name, fields, size) for name, fields in definitions.items()}
 
 
-def parse_claim(name: str, fields: Mapping, size: str | None = None) -> Claim:
+def parse_claim(name: str, fields: Mapping, size: str | None) -> Claim:
     try:
-        fields = dict(fields)
-        reason = dict(fields.pop('untestable_at', {})).get(size)
-        readings = {side: Reading(*fields[side]) for side in ('left', 'right') if side in fields}
-        parsed = Claim(**{**fields, **readings})
-    except (TypeError, ValueError) as error:
-        raise UserError(
-            f'claim {name} is invalid: {fields!r} ({format_error(error)}); see configs/claims.py'
-        ) from error
-    if problem := find_claim_fault(parsed):
+        claim = msgspec.convert(fields, Claim)
+    except msgspec.ValidationError as error:
+        raise UserError(f'claim {name} is invalid: {error}; see configs/claims.py') from error
+    if problem := find_claim_fault(claim):
         raise UserError(f'claim {name}: {problem}; see configs/claims.py')
-    return Claim(parsed.statement, parsed.source, untestable_reason=reason) if reason else parsed
+    if reason := claim.untestable_at.get(size):
+        return Claim(claim.statement, claim.source, untestable_reason=reason)
+    return msgspec.structs.replace(claim, untestable_at={})
 
 
 def find_claim_fault(claim: Claim) -> str:
@@ -185,25 +178,21 @@ def find_claim_fault(claim: Claim) -> str:
         return '' if claim.untestable_reason else 'it has neither "left" and "right" nor "untestable_reason"'
     if not claim.left or not claim.right:
         return 'it has only one of "left" and "right"'
-    if claim.relation not in COMPARISON_WORDS:
-        return f'its relation is {claim.relation!r}; it must be one of {", ".join(COMPARISON_WORDS)}'
+    for reading in claim.readings:
+        if reading.metric not in UNIT_OF_METRIC and not registry.find_metric_info(reading.metric):
+            names = [*UNIT_OF_METRIC, *(info.name for info in registry.METRIC_INFOS)]
+            return format_unknown_name(f'metric {reading.metric!r}', reading.metric, names, 'metrics')
     units = {get_metric_unit(reading.metric) for reading in claim.readings}
     if claim.left.metric != claim.right.metric and (len(units) > 1 or '' in units):
         return f'{claim.left.metric} and {claim.right.metric} are different kinds of metrics'
     if not claim.min_difference > 0:
         return f'its min_difference is {claim.min_difference!r}; it must be above 0'
-    if claim.left == claim.right:
-        return f'it compares {claim.left} with itself'
-    return next(filter(None, map(find_reading_fault, claim.readings)), '')
+    return f'it compares {claim.left} with itself' if claim.left == claim.right else ''
 
 
-def find_reading_fault(reading: Reading) -> str:
-    if reading.when not in ('end', 'start'):
-        return f'{reading.when!r} is not a time of a measurement; give end or start'
-    if reading.metric not in OTHER_METRICS and not registry.find_metric_info(reading.metric):
-        metric_names = [*OTHER_METRICS, *(metric_info.name for metric_info in registry.METRIC_INFOS)]
-        return format_unknown_name(f'metric {reading.metric!r}', reading.metric, metric_names, 'metrics')
-    return ''
+def get_metric_unit(metric: str) -> str:
+    metric_info = registry.find_metric_info(metric)
+    return metric_info.unit if metric_info else UNIT_OF_METRIC.get(metric, '')
 
 
 def make_claims_table(
@@ -224,55 +213,50 @@ def make_claims_table(
 
 
 def make_claim_entry(name: str, claim: Claim, runs: Mapping[str, dict], published: Mapping[str, dict]) -> dict:
-    seed_differences = compute_claim_differences(claim, runs) if claim.left else {}
-    values, num_diverged = list(seed_differences.values()), count_diverged(claim, runs, seed_differences)
+    """Make the entry of a claim, as run_files.ClaimEntry describes it."""
+    differences = compute_claim_differences(claim, runs) if claim.left else {}
+    values = list(differences.values())
+    mean = float(np.mean(values)) if values else None
     is_binary = bool(claim.left) and claim.left.metric == FAILS_METRIC
     interval = compute_difference_interval(values, is_binary)
-    claim_verdict, reason = judge_claim(claim, values, interval, num_diverged), claim.untestable_reason
+    num_diverged = count_diverged(claim, runs, differences)
     failing_rows = list_failing_rows(claim, runs)
-    if claim_verdict == 'not seen' and (no_room := explain_no_room_below(claim, runs)):
-        claim_verdict, reason = 'not testable here', no_room
-    elif claim_verdict in DECIDED_VERDICTS and failing_rows and get_unit(claim) == '%':  # about a sink
-        claim_verdict, reason = 'not testable here', f'has runs that all fail to train: {", ".join(failing_rows)}'
+    reason, seeds_needed = claim.untestable_reason, None
+    if reason:
+        verdict = 'not testable here'
+    elif interval is None:
+        verdict = 'diverged' if num_diverged else 'too few seeds' if values else 'not run'
+    else:
+        verdict = decide_verdict(interval, mean, claim.relation, claim.min_difference)
+        if verdict == 'not seen':
+            reason = explain_no_room_below(claim, runs)
+        if not reason and failing_rows and claim.unit == '%':  # about a sink
+            reason = f'has runs that all fail to train: {", ".join(failing_rows)}'
+        if reason:
+            verdict = 'not testable here'
+        elif verdict == 'unsettled':
+            seeds_needed = estimate_needed_seeds(values, claim.relation, claim.min_difference, is_binary)
+    # A sink that was absent before training cannot become weaker, and a row that never fails cannot fail less often.
+    can_have_either_sign = bool(claim.left) and claim.right.when == 'end' and not is_binary and not reason
     return dict(
         claim=name,
         statement=claim.statement,
         source=claim.source,
         comparison=claim.comparison,
         relation=claim.relation if claim.left else None,
-        unit=get_unit(claim),
+        unit=claim.unit,
         published=get_published_difference(claim, published),
-        can_have_either_sign=can_have_either_sign(claim) and not reason,
+        can_have_either_sign=can_have_either_sign,
         min_difference=claim.min_difference if claim.left else None,
-        differences=seed_differences,
-        mean=float(np.mean(values)) if values else None,
+        differences=differences,
+        mean=mean,
         interval=interval,
         diverged=num_diverged,
         failing_rows=failing_rows,
-        verdict=claim_verdict,
-        seeds_needed=estimate_needed_seeds(values, claim.relation, claim.min_difference, is_binary)
-        if claim_verdict == 'unsettled'
-        else None,
+        verdict=verdict,
+        seeds_needed=seeds_needed,
         untestable_reason=reason,
     )
-
-
-def get_unit(claim: Claim) -> str:
-    """Return the unit of the difference, or an empty string if the metric registry has none."""
-    return get_metric_unit(claim.left.metric) if claim.left else ''
-
-
-def get_metric_unit(metric: str) -> str:
-    metric_info = registry.find_metric_info(metric)
-    return metric_info.unit if metric_info else ''
-
-
-def can_have_either_sign(claim: Claim) -> bool:
-    """Return whether the difference can have either sign.
-
-    A sink that was absent before training cannot become weaker, and a row that never fails cannot fail less often.
-    """
-    return bool(claim.left) and claim.right.when == 'end' and claim.left.metric != FAILS_METRIC
 
 
 def compute_claim_differences(claim: Claim, runs: Mapping[str, dict]) -> dict[str, float]:
@@ -320,31 +304,15 @@ def get_published_difference(claim: Claim, published: Mapping[str, dict]) -> flo
     return None if left_value is None or right_value is None else left_value - right_value
 
 
-def judge_claim(claim: Claim, values: list[float], interval: Interval | None, num_diverged: int) -> str:
-    """Return one of VERDICTS for a claim.
-
-    Args:
-        claim: The claim.
-        values: The difference of each seed.
-        interval: The confidence interval of the mean difference; None if there are too few values.
-        num_diverged: The number of seeds without a difference because a run diverged.
-    """
-    if claim.untestable_reason:
-        return 'not testable here'
-    if interval is None:
-        return 'diverged' if num_diverged else 'too few seeds' if values else 'not run'
-    return decide_verdict(interval, float(np.mean(values)), claim.relation, claim.min_difference)
-
-
 def explain_no_room_below(claim: Claim, runs: Mapping[str, dict]) -> str:
     """Explain why a claim that a percentage is lower cannot be tested; return an empty string if it can.
 
     The claim cannot be tested if the mean of the second reading is below the smallest difference that counts.
     """
-    right_values = (
-        [*get_reading_values(claim.right, runs).values()] if claim.relation == '<' and get_unit(claim) == '%' else []
-    )
-    if not right_values or (mean := float(np.mean(right_values))) >= claim.min_difference:
+    if claim.relation != '<' or claim.unit != '%':
+        return ''
+    mean = float(np.mean(list(get_reading_values(claim.right, runs).values())))
+    if mean >= claim.min_difference:
         return ''
     return f'{claim.right} is {mean:.1f} % on average, so it cannot fall by {claim.min_difference:g} points'
 
@@ -362,36 +330,25 @@ def compute_sign_test(entries: list[dict]) -> dict:
         `distinct_as_claimed` of these, and `p`, the probability that `distinct` throws of a fair coin give at least
         `distinct_as_claimed` heads; None if there are no claims.
     """
-    counted_entries = select_directed(entries)
-    distinct_entries = drop_same_differences(counted_entries)
-    num_as_claimed, num_distinct = (
-        sum(orient(entry, entry['mean']) > 0 for entry in group) for group in (counted_entries, distinct_entries)
-    )
-    return dict(
-        claims=len(counted_entries),
-        as_claimed=num_as_claimed,
-        distinct=len(distinct_entries),
-        distinct_as_claimed=num_distinct,
-        p=float(bdtrc(num_distinct - 1, len(distinct_entries), 0.5)) if distinct_entries else None,
-    )
-
-
-def select_directed(entries: list[dict]) -> list[dict]:
-    """Select the entries that the sign test counts."""
-    return [
+    counted = [
         entry
         for entry in entries
         if entry['interval'] and entry['can_have_either_sign'] and entry['relation'] != '=' and entry['mean']
     ]
-
-
-def drop_same_differences(entries: list[dict]) -> list[dict]:
-    """Return the entries without those that have nearly the same differences as an earlier one."""
-    distinct_entries: list[dict] = []
-    for entry in entries:
-        if not any(has_same_differences(entry, other) for other in distinct_entries):
-            distinct_entries.append(entry)
-    return distinct_entries
+    distinct: list[dict] = []
+    for entry in counted:
+        if not any(has_same_differences(entry, other) for other in distinct):
+            distinct.append(entry)
+    num_as_claimed, num_distinct = (
+        sum(orient(entry, entry['mean']) > 0 for entry in group) for group in (counted, distinct)
+    )
+    return dict(
+        claims=len(counted),
+        as_claimed=num_as_claimed,
+        distinct=len(distinct),
+        distinct_as_claimed=num_distinct,
+        p=float(bdtrc(num_distinct - 1, len(distinct), 0.5)) if distinct else None,
+    )
 
 
 def has_same_differences(entry: dict, other: dict) -> bool:
@@ -413,14 +370,14 @@ def orient(entry: dict, difference: float) -> float:
 
 
 def format_claim_cells(entry: dict) -> list[str]:
-    """Format the cells of a claim under CLAIM_HEADINGS."""
-    return [
-        entry['claim'],
-        format_signed(entry['published']),
-        format_mean_and_interval(entry),
-        str(len(entry['differences'])),
-        format_verdict(entry),
-    ]
+    """Format the cells of a claim under CLAIM_HEADINGS.
+
+    Percentages have one digit after the point, steps have none, and other units have two.
+    """
+    digits = {'%': 1, 'steps': 0}.get(entry['unit'], 2)
+    verdict = format_verdict(entry, is_brief=True)
+    values = format_signed(entry['published'], digits), format_mean_and_interval(entry, digits)
+    return [entry['claim'], entry['unit'], *values, str(len(entry['differences'])), verdict]
 
 
 def format_signed(value: float | None, digits: int = 2) -> str:
@@ -432,17 +389,6 @@ def format_mean_and_interval(entry: dict, digits: int = 2) -> str:
     return format_signed(entry['mean'], digits) + (f' [{limits}]' if limits else '')
 
 
-def format_brief_cells(entry: dict, claim: Claim) -> list[str]:
-    """Format the cells of a tested claim under BRIEF_HEADINGS, with a unit and few digits.
-
-    Percentages have one digit after the point, steps have none, and other units have two.
-    """
-    unit = UNIT_OF_METRIC.get(claim.left.metric, entry['unit'])
-    digits = 1 if unit == '%' else 0 if unit == 'steps' else 2
-    values = format_signed(entry['published'], digits), format_mean_and_interval(entry, digits)
-    return [entry['claim'], unit, *values, str(len(entry['differences'])), format_verdict(entry, is_brief=True)]
-
-
 def format_counts(entries: list[dict]) -> str:
     """Format the number of claims with each verdict as one sentence."""
     verdicts = [entry['verdict'] for entry in entries]
@@ -452,26 +398,20 @@ def format_counts(entries: list[dict]) -> str:
     return f'{len(entries)} claim{"s" if len(entries) > 1 else ""}: {", ".join(texts)}.'
 
 
-def format_verdict_names(entries: list[dict], verdict: str) -> list[str]:
-    """Return one line with the names of the claims that have a verdict, or no line if there are none."""
-    names = [entry['claim'] for entry in entries if entry['verdict'] == verdict]
-    return [f'{verdict.capitalize()}: {", ".join(names)}.'] if names else []
-
-
-def format_untestable(entries: list[dict]) -> list[str]:
-    """Return one line with the claims that cannot be tested, by reason, or no line if there are none."""
+def format_notes(entries: list[dict]) -> list[str]:
+    """Format lines with the rows whose runs all fail, and with the claims that are not testable or not run."""
+    failing_rows = dict.fromkeys(row for entry in entries for row in entry['failing_rows'])
     names_by_reason: dict[str, list[str]] = {}
     for entry in entries:
         if entry['verdict'] == 'not testable here':
             names_by_reason.setdefault(entry['untestable_reason'], []).append(entry['claim'])
-    texts = [f'{", ".join(names)} ({reason})' for reason, names in names_by_reason.items()]
-    return [f'Not testable here: {"; ".join(texts)}.'] if texts else []
-
-
-def format_failing_rows(entries: list[dict]) -> list[str]:
-    """Return one line with the rows whose runs all fail to train, or no line if there are none."""
-    rows = dict.fromkeys(row for entry in entries for row in entry['failing_rows'])
-    return [f'All runs of these rows fail to train: {", ".join(rows)}.'] if rows else []
+    untestable = [f'{", ".join(names)} ({reason})' for reason, names in names_by_reason.items()]
+    not_run = [entry['claim'] for entry in entries if entry['verdict'] == 'not run']
+    return [
+        *([f'All runs of these rows fail to train: {", ".join(failing_rows)}.'] if failing_rows else []),
+        *([f'Not testable here: {"; ".join(untestable)}.'] if untestable else []),
+        *([f'Not run: {", ".join(not_run)}.'] if not_run else []),
+    ]
 
 
 def format_verdict(entry: dict, is_brief: bool = False) -> str:
@@ -481,41 +421,18 @@ def format_verdict(entry: dict, is_brief: bool = False) -> str:
         entry: An entry of `make_claims_table`.
         is_brief: Use the short form for a narrow table.
     """
-    diverged_text = f', {entry["diverged"]} diverged' if entry['diverged'] and entry['verdict'] != 'diverged' else ''
-    seeds_text = ''
-    if entry['verdict'] == 'unsettled':
+    text = entry['verdict']
+    if text == 'unsettled':
         seeds = entry['seeds_needed'] and round_to_two_digits(entry['seeds_needed'])
         if is_brief:
-            seeds_text = f', ~{seeds}' if seeds else f', >={MAX_SEEDS}'
+            text += f', ~{seeds}' if seeds else f', >={MAX_SEEDS}'
         else:
-            seeds_text = f' (about {seeds} seeds)' if seeds else f' ({MAX_SEEDS} seeds or more)'
-    return entry['verdict'] + seeds_text + diverged_text
+            text += f' (about {seeds} seeds)' if seeds else f' ({MAX_SEEDS} seeds or more)'
+    return text + (f', {entry["diverged"]} diverged' if entry['diverged'] and text != 'diverged' else '')
 
 
 def round_to_two_digits(number: int) -> int:
     return int(float(f'{number:.1e}'))
-
-
-def format_markdown(entries: list[dict]) -> str:
-    """Format the claims table, the names of claims without runs, and the sign test as Markdown."""
-    lines = [
-        f'| claim | comparison | published | here, {INTERVAL_DESCRIPTION} | n | verdict |',
-        '|---|---|---|---|---|---|',
-    ]
-    for entry in [entry for entry in entries if entry['verdict'] != 'not run']:
-        _, published, here, n, verdict = format_claim_cells(entry)
-        claim_text = f'`{entry["claim"]}`: {entry["statement"]} ({entry["source"]})'
-        row_cells = [
-            claim_text,
-            entry['untestable_reason'] or entry['comparison'],
-            published,
-            here,
-            '' if entry['untestable_reason'] else n,
-            verdict,
-        ]
-        lines.append(f'| {" | ".join(map(escape_markdown, row_cells))} |')
-    notes = [*format_failing_rows(entries), *format_verdict_names(entries, 'not run'), format_sign_test(entries)]
-    return '\n\n'.join(['\n'.join(lines), *filter(None, notes)]) + '\n'
 
 
 def format_sign_test(entries: list[dict]) -> str:

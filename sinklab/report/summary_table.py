@@ -3,17 +3,11 @@
 from collections.abc import Mapping, Sequence
 
 from sinklab.metrics import registry
-from sinklab.metrics.emergence import (
-    MIN_FINAL_RATE_PERCENT,
-    EmergenceSpan,
-    find_emergence,
-    merge_emergence,
-)
+from sinklab.metrics.emergence import MIN_FINAL_RATE_PERCENT, EmergenceSpan, find_emergence, merge_emergence
 from sinklab.metrics.metric import MetricInfo, format_fixed
 from sinklab.metrics.registry import HEADLINE_METRIC
-from sinklab.report.emergence import compute_span, find_run_emergence
 from sinklab.report.run_groups import RunGroup
-from sinklab.report.runs import RUN_METRIC_INFOS, RunResult
+from sinklab.report.runs import RUN_METRIC_INFOS, RunResult, compute_span
 
 MAX_NAMED_GROUPS = 6  # with more run groups, the headline only summarizes them
 
@@ -27,57 +21,44 @@ def format_headline(run_groups: list[RunGroup]) -> str:
 
 def format_group(run_group: RunGroup) -> list[str]:
     """Return phrases about a group: its sink rate, its runs without a probe, and its excluded runs."""
-    measured_runs = [run for run in run_group.counted_runs if run.get_last(HEADLINE_METRIC.name) is not None]
-    unmeasured_runs = [run for run in run_group.counted_runs if run not in measured_runs]
-    excluded_runs = [run for run in run_group.runs if run not in run_group.counted_runs]
-    texts = [format_sink_rate(run_group, measured_runs)] if measured_runs else []
-    return [
-        *texts,
-        *(f'{format_seed_prefix(run_group, run)}no probe yet' for run in unmeasured_runs),
-        *(format_failure(run_group, run) for run in excluded_runs),
-    ]
+    counted_runs = run_group.counted_runs
+    measured_runs = [run for run in counted_runs if run.get_last(HEADLINE_METRIC.name) is not None]
+    texts = [format_sink_rate(measured_runs)] if measured_runs else []
+    for run in run_group.runs:
+        prefix = f'seed {run.seed} ' if len(run_group.runs) > 1 and run.seed is not None else ''
+        if run not in counted_runs:
+            texts.append(f'{prefix}{run.outcome} at step {run.outcome_record.get("step", 0)}')
+        elif run not in measured_runs:
+            texts.append(f'{prefix}no probe yet')
+    return texts
 
 
-def format_sink_rate(run_group: RunGroup, runs: list[RunResult]) -> str:
+def format_sink_rate(runs: list[RunResult]) -> str:
+    """Format the mean Sink_1 of runs that have a probe, their steps, seeds and the emergence of their sinks."""
     rates = [run.get_last(HEADLINE_METRIC.name) for run in runs]
-    if max(rates) < MIN_FINAL_RATE_PERCENT:
-        return f'none after {format_steps(runs)} ({format_seeds(runs)})'
-    rate_text = f'{rates[0]:.0f} %' if len(runs) == 1 else f'{sum(rates) / len(rates):.0f} % ({format_range(rates)})'
-    emergence_text = compute_span(runs).format_sentence('emerging')
-    when = f'after {format_steps(runs)} ({format_seeds(runs)}), {emergence_text}'
-    return f'{rate_text} of (text, layer, head) have a sink {when}'
-
-
-def format_range(rates: list[float]) -> str:
-    return f'{min(rates):.0f} to {max(rates):.0f}'
-
-
-def format_steps(runs: list[RunResult]) -> str:
     last_steps = sorted({run.records[-1]['step'] for run in runs})
-    return f'{last_steps[0]} steps' if len(last_steps) == 1 else f'{last_steps[0]} to {last_steps[-1]} steps'
+    steps_text = ' to '.join(str(step) for step in dict.fromkeys([last_steps[0], last_steps[-1]]))
+    when = f'after {steps_text} steps ({format_seeds(runs)})'
+    if max(rates) < MIN_FINAL_RATE_PERCENT:
+        return f'none {when}'
+    range_text = f' ({min(rates):.0f} to {max(rates):.0f})' if len(runs) > 1 else ''
+    emergence_text = compute_span(runs).format_sentence('emerging')
+    mean = sum(rates) / len(rates)
+    return f'{mean:.0f} %{range_text} of (text, layer, head) have a sink {when}, {emergence_text}'
 
 
 def format_seeds(runs: list[RunResult]) -> str:
-    seed_numbers = [run.seed for run in runs if run.seed is not None]
-    text = f'{len(runs)} seeds' if len(runs) > 1 else f'seed {seed_numbers[0]}' if seed_numbers else 'one run'
+    seed = runs[0].seed
+    text = f'{len(runs)} seeds' if len(runs) > 1 else 'one run' if seed is None else f'seed {seed}'
     return ', '.join([text, *dict.fromkeys(run.outcome for run in runs if run.outcome != 'done')])
-
-
-def format_seed_prefix(run_group: RunGroup, run: RunResult) -> str:
-    return f'seed {run.seed} ' if len(run_group.runs) > 1 and run.seed is not None else ''
-
-
-def format_failure(run_group: RunGroup, run: RunResult) -> str:
-    return f'{format_seed_prefix(run_group, run)}{run.outcome} at step {run.outcome_record.get("step", 0)}'
 
 
 def format_many_groups(run_groups: list[RunGroup]) -> str:
     """Summarize many groups: the lowest and the highest mean sink rate, and counts of exceptions."""
     rates = {}
     for run_group in run_groups:
-        if group_rates := [
-            rate for run in run_group.counted_runs if (rate := run.get_last(HEADLINE_METRIC.name)) is not None
-        ]:
+        group_rates = [run.get_last(HEADLINE_METRIC.name) for run in run_group.counted_runs]
+        if group_rates := [rate for rate in group_rates if rate is not None]:
             rates[run_group.name] = sum(group_rates) / len(group_rates)
     runs = [run for run_group in run_groups for run in run_group.runs]
     texts = [f'{len(runs)} runs of {len(run_groups)} rows']
@@ -141,40 +122,38 @@ def make_run_table(runs: list[RunResult]) -> list[dict]:
 
 
 def make_run_row(run: RunResult) -> dict:
-    run_emergence = find_run_emergence(run)
-    emergence_fields = run_emergence and dict(
-        after=run_emergence.start_step, at=run_emergence.end_step, head=run_emergence.first_head
-    )
+    last_steps = {info.name: steps[-1] for info in RUN_METRIC_INFOS if (steps := run.get_curve(info.name)[0])}
+    emergence = None
+    if run.emergence:
+        start_step, end_step = run.emergence
+        emergence = dict(after=start_step, at=end_step, head=run.find_first_head())
     return dict(
         run=run.name,
         notes=run.notes,
-        **{metric_info.name: run.get_last(metric_info.name) for metric_info in RUN_METRIC_INFOS},
-        earlier_steps=find_earlier_steps(run),
+        **{info.name: run.get_last(info.name) for info in RUN_METRIC_INFOS},
+        earlier_steps={name: step for name, step in last_steps.items() if step < run.records[-1]['step']},
         seed=run.seed,
         row=run.group_name,
         outcome=run.outcome,
         message=run.outcome_record.get('message', ''),
         probes=len(run.run_dir.probe_files),
-        emergence=emergence_fields,
+        emergence=emergence,
     )
-
-
-def find_earlier_steps(run: RunResult) -> dict[str, int]:
-    """Return {metric: step at which it was last recorded} for metrics not recorded at the last step."""
-    last_step, last_steps = run.get_last('step'), {}
-    for metric_info in RUN_METRIC_INFOS:
-        steps, _ = run.get_curve(metric_info.name)
-        if steps and steps[-1] < last_step:
-            last_steps[metric_info.name] = steps[-1]
-    return last_steps
 
 
 def format_run_cells(row: dict) -> list[str]:
     """Format a row of `make_run_table` as cells under RUN_HEADINGS."""
+    emergence, head_text = row['emergence'], '-'
+    span_text = '-' if row[HEADLINE_METRIC.name] is None else merge_emergence([None]).format_cell()
+    if emergence:
+        span_text = merge_emergence([(emergence['after'], emergence['at'])]).format_cell()
+        head_text = 'layer {} head {}'.format(*emergence['head']) if emergence['head'] else '-'
     return [
         row['run'],
-        *(format_metric_cell(row, metric_info) for metric_info in RUN_METRIC_INFOS),
-        *format_end_cells(row),
+        *(format_metric_cell(row, info) for info in RUN_METRIC_INFOS),
+        span_text,
+        head_text,
+        row['outcome'] + ('' if row['probes'] else ', no probe'),
     ]
 
 
@@ -184,23 +163,6 @@ def format_metric_cell(row: dict, metric_info: MetricInfo) -> str:
     if value is None:
         return '-'
     return metric_info.format_value(value) + ('' if earlier_step is None else f' (step {earlier_step})')
-
-
-def format_end_cells(row: dict) -> list[str]:
-    """Format the last cells of a run: the steps of emergence, the first head, and the outcome."""
-    emergence_fields, outcome_text = row['emergence'], row['outcome'] + ('' if row['probes'] else ', no probe')
-    if not emergence_fields:
-        return [
-            '-' if row[HEADLINE_METRIC.name] is None else merge_emergence([None]).format_cell(),
-            '-',
-            outcome_text,
-        ]
-    head_text = 'layer {} head {}'.format(*emergence_fields['head']) if emergence_fields['head'] else '-'
-    return [
-        merge_emergence([(emergence_fields['after'], emergence_fields['at'])]).format_cell(),
-        head_text,
-        outcome_text,
-    ]
 
 
 def make_metric_table(records: list[dict], published: Mapping[str, object]) -> tuple[list[str], list[list[str]]]:
@@ -214,29 +176,15 @@ def make_metric_table(records: list[dict], published: Mapping[str, object]) -> t
         The headings and the lines. The column of published values is left out if it is empty.
     """
     last_values = {name: value for record in records for name, value in record.items()}
-    metric_infos = [
-        metric_info
-        for metric_info in RUN_METRIC_INFOS
-        if metric_info.name in last_values and metric_info.name not in ('step', 'seconds')
-    ]
-    rows = []
-    for metric_info in metric_infos:
-        published_value = published.get(metric_info.name)
-        published_text = (
-            f'{published_value:.2f} {metric_info.unit}'.rstrip() if isinstance(published_value, int | float) else ''
-        )
-        rows.append(
-            [
-                metric_info.label,
-                metric_info.format_value(last_values[metric_info.name]),
-                published_text,
-                metric_info.description,
-            ]
-        )
-    headings = ['number', 'value', 'published', 'what it is']
-    if any(published_text for _, _, published_text, _ in rows):
-        return headings, rows
-    return [*headings[:2], headings[3]], [[label, value, sentence] for label, value, _, sentence in rows]
+    headings, rows = ['number', 'value', 'published', 'what it is'], []
+    for info in RUN_METRIC_INFOS:
+        if info.name in last_values and info.name not in ('step', 'seconds'):
+            value = published.get(info.name)
+            published_text = f'{value:.2f} {info.unit}'.rstrip() if isinstance(value, int | float) else ''
+            rows.append([info.label, info.format_value(last_values[info.name]), published_text, info.description])
+    if not any(row[2] for row in rows):
+        headings, *rows = ([*cells[:2], cells[3]] for cells in (headings, *rows))
+    return headings, rows
 
 
 def describe_published(row: Mapping, headings: Sequence[str]) -> str:
@@ -249,11 +197,10 @@ def describe_published(row: Mapping, headings: Sequence[str]) -> str:
     Returns:
         A line, or an empty string if the table shows no published value and the row is not published as failing.
     """
-    is_published_failure = bool((row.get('published') or {}).get('fails'))
-    sources = [f'{row["source"]}, of another model'] if row.get('source') else []
-    if is_published_failure:
-        return f'published: fails{"".join(f" ({source_text})" for source_text in sources)}'
-    return ''.join(f'published: {source_text}' for source_text in sources) if 'published' in headings else ''
+    source = f'{row["source"]}, of another model' if row.get('source') else ''
+    if (row.get('published') or {}).get('fails'):
+        return f'published: fails ({source})' if source else 'published: fails'
+    return f'published: {source}' if source and 'published' in headings else ''
 
 
 def format_steps_and_seconds(record: dict) -> str:
@@ -265,12 +212,13 @@ def summarize_sink(records: list[dict]) -> tuple[float | None, str]:
 
     Without a probe, Sink_1 is None.
     """
-    probe_records = [record for record in records if HEADLINE_METRIC.name in record]
-    if not probe_records:
+    steps_and_rates = [
+        (record['step'], record[HEADLINE_METRIC.name]) for record in records if HEADLINE_METRIC.name in record
+    ]
+    if not steps_and_rates:
         return None, 'no probe'
-    rates = [record[HEADLINE_METRIC.name] for record in probe_records]
-    emergence_steps = find_emergence([record['step'] for record in probe_records], rates)
-    return rates[-1], merge_emergence([emergence_steps]).format_sentence()
+    steps, rates = zip(*steps_and_rates, strict=True)
+    return rates[-1], merge_emergence([find_emergence(steps, rates)]).format_sentence()
 
 
 def summarize_sink_of_rows(

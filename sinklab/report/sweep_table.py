@@ -2,24 +2,15 @@
 
 import dataclasses
 import math
+import re
 from collections.abc import Mapping
 
 import numpy as np
 
 from sinklab.configs.sources import NOT_MEASURED
-from sinklab.metrics.emergence import (
-    EmergenceSpan,
-    estimate_step,
-    find_emergence,
-    merge_emergence,
-)
+from sinklab.metrics.emergence import EmergenceSpan, estimate_step, find_emergence, merge_emergence
 from sinklab.metrics.metric import MetricInfo, format_fixed
-from sinklab.metrics.registry import (
-    HEADLINE_METRIC,
-    METRIC_INFOS,
-    VALID_LOSS,
-    find_metric_info,
-)
+from sinklab.metrics.registry import HEADLINE_METRIC, METRIC_INFOS, VALID_LOSS, find_metric_info
 from sinklab.report.statistics import compute_mean_interval
 from sinklab.run_dir import RunDir
 
@@ -67,15 +58,14 @@ def compute_run_metrics(records: list[dict], vocabulary: int | None) -> dict[str
         that failed and 0 otherwise.
     """
     metrics = {name: value for record in records for name, value in record.items()}
-    probe_records = [record for record in records if HEADLINE_METRIC.name in record]
-    if emergence_steps := find_emergence(
-        [probe_record['step'] for probe_record in probe_records],
-        [probe_record[HEADLINE_METRIC.name] for probe_record in probe_records],
-    ):
+    steps_and_rates = [
+        (record['step'], record[HEADLINE_METRIC.name]) for record in records if HEADLINE_METRIC.name in record
+    ]
+    if emergence_steps := steps_and_rates and find_emergence(*zip(*steps_and_rates, strict=True)):
         start_step, end_step = emergence_steps
-        metrics |= {EMERGENCE_METRIC: estimate_step(*emergence_steps), EMERGENCE_END_METRIC: end_step} | (
-            {} if start_step is None else {EMERGENCE_START_METRIC: start_step}
-        )
+        metrics |= {EMERGENCE_METRIC: estimate_step(start_step, end_step), EMERGENCE_END_METRIC: end_step}
+        if start_step is not None:
+            metrics[EMERGENCE_START_METRIC] = start_step
     if LOSS_METRIC in metrics and vocabulary:
         metrics['fails'] = float(has_failed(metrics[LOSS_METRIC], vocabulary))
     return metrics
@@ -211,29 +201,26 @@ def get_heading(name: str) -> str:
 
 def compute_spans(results: list[RowResult]) -> dict[str, EmergenceSpan]:
     """Compute the steps between which the sinks of all seeds emerge, for each row that has a probe."""
-    span_of_row = {}
+    spans = {}
     for result in results:
-        probed_runs = [metrics for metrics in result.metrics_by_seed.values() if HEADLINE_METRIC.name in metrics]
-        if probed_runs:
-            span_of_row[result.row_info['row']] = merge_emergence(
-                [
-                    (metrics.get(EMERGENCE_START_METRIC), metrics[EMERGENCE_END_METRIC])
-                    if EMERGENCE_END_METRIC in metrics
-                    else None
-                    for metrics in probed_runs
-                ]
-            )
-    return span_of_row
+        if probed_runs := [metrics for metrics in result.metrics_by_seed.values() if HEADLINE_METRIC.name in metrics]:
+            spans[result.row_info['row']] = merge_emergence(list(map(get_emergence_steps, probed_runs)))
+    return spans
+
+
+def get_emergence_steps(metrics: dict[str, float]) -> tuple[int | None, int] | None:
+    if EMERGENCE_END_METRIC not in metrics:
+        return None
+    return metrics.get(EMERGENCE_START_METRIC), metrics[EMERGENCE_END_METRIC]
 
 
 def format_published(published: dict) -> str:
     """Format published values as one line of text, which says what is not measured here."""
-    texts = (
-        get_short_label(name) if value is True else f'{get_short_label(name)} {format_number(value)}'
-        for name, value in published.items()
-    )
-    remarks = (' (not measured here)' if name in NOT_MEASURED else '' for name in published)
-    return '  '.join(map(''.join, zip(texts, remarks, strict=True)))
+    texts = []
+    for name, value in published.items():
+        number = '' if value is True else f' {format_number(value)}'
+        texts.append(f'{get_short_label(name)}{number}{" (not measured here)" if name in NOT_MEASURED else ""}')
+    return '  '.join(texts)
 
 
 def format_number(value: object) -> str:
@@ -247,21 +234,19 @@ def format_table_cells(rows: list[dict], spans: Mapping[str, EmergenceSpan]) -> 
         rows: The entries of `make_sweep_table`.
         spans: The result of `compute_spans`.
     """
-    columns = {'row': [row['row'] for row in rows], 'runs': [str(count_done(row)) for row in rows]}
+    columns = {
+        'row': [row['row'] for row in rows],
+        'runs': [str(list(row['seeds'].values()).count('done')) for row in rows],
+    }
     for name in list_shown_metrics(rows):
         if name == EMERGENCE_METRIC:
-            columns[get_heading(name)] = [
-                spans[row['row']].format_cell() if row['row'] in spans else '' for row in rows
-            ]
+            cells = [spans[row['row']].format_cell() if row['row'] in spans else '' for row in rows]
         else:
-            columns[get_heading(name)] = [
-                format_cell(row['ours'].get(name), row['published'].get(name)) for row in rows
-            ]
+            cells = [format_cell(row['ours'].get(name), row['published'].get(name)) for row in rows]
+        columns[get_heading(name)] = cells
         if name == HEADLINE_METRIC.name:
-            difference_stats = [(row['difference'] or {}).get(name) for row in rows]
-            columns[f'{HEADLINE_METRIC.label} - {rows[0]["row"]} ({HEADLINE_METRIC.unit})'] = list(
-                map(format_cell, difference_stats)
-            )
+            heading = f'{HEADLINE_METRIC.label} - {rows[0]["row"]} ({HEADLINE_METRIC.unit})'
+            columns[heading] = [format_cell((row['difference'] or {}).get(name)) for row in rows]
     columns['end'] = [format_brief_outcome(row) for row in rows]
     nonempty_columns = {heading: cells for heading, cells in columns.items() if any(cells)}
     return list(nonempty_columns), [list(cells) for cells in zip(*nonempty_columns.values(), strict=True)]
@@ -289,12 +274,46 @@ def has_published_cells(rows: list[dict]) -> bool:
     return any(row['published'].get(name) is not None for row in rows for name in shown)
 
 
-def count_done(row: dict) -> int:
-    return list(row['seeds'].values()).count('done')
-
-
 def format_cell(stats: dict | None, published: object = None) -> str:
     """Format a cell as `mean ± standard deviation (published value)`."""
     spread_text = f' ± {stats["sd"]:.2f}' if stats and stats['sd'] is not None else ''
     own_text = f'{format_fixed(stats["mean"], 2)}{spread_text}' if stats else ''
     return f'{own_text or "-"} ({format_number(published)})' if published is not None else own_text
+
+
+# LaTeX has defined these commands for all font encodings since 2020.
+LATEX_COMMANDS = {char: f'\\{char}' for char in '&%$#_{}'}
+LATEX_COMMANDS |= {
+    '\\': r'\textbackslash{}',
+    '~': r'\textasciitilde{}',
+    '^': r'\textasciicircum{}',
+    '<': r'\textless{}',
+    '>': r'\textgreater{}',
+    '|': r'\textbar{}',
+    '±': r'$\pm$',
+}
+
+
+def format_latex_table(headings: list[str], rows: list[list[str]]) -> str:
+    """Format the headings and cells of `format_table_cells` as a LaTeX tabular, for the package booktabs."""
+    lines = [' & '.join(map(escape_latex, cells)) + r' \\' for cells in [headings, *rows]]
+    return '\n'.join(
+        [
+            '% mean and sample standard deviation over n seeds (published, at the size of its source)',
+            rf'\begin{{tabular}}{{l{"r" * (len(headings) - 2)}l}}',
+            r'\toprule',
+            lines[0],
+            r'\midrule',
+            *lines[1:],
+            r'\bottomrule',
+            r'\end{tabular}',
+            '',
+        ]
+    )
+
+
+def escape_latex(text: str) -> str:
+    """Escape text for LaTeX, also for the first cell of a table row."""
+    escaped = ''.join(LATEX_COMMANDS.get(char, char) for char in text)
+    escaped = re.sub('(?<=-)-', '{}-', escaped)  # no ligature
+    return f'{{}}{escaped}' if escaped[:1] in ('[', '*') else escaped  # else an argument of the row before

@@ -113,11 +113,6 @@ class Controls {
       row.hidden = state.hiddenGroups.has(+row.dataset.group);
     });
   }
-
-  // Let screen readers say a text.
-  announce(text) {
-    getElement('announcement').textContent = text;
-  }
 }
 
 function toggleTheme() {

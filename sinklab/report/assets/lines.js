@@ -8,8 +8,6 @@ const LINE_ATTRIBUTES = {
   mean: { 'stroke-width': 2.5 },
   points: { 'stroke-width': 2 },
   member: { 'stroke-width': 1, opacity: 0.45 },
-  probe: { 'stroke-width': 1.5, 'stroke-dasharray': '4 4', opacity: 0.7 },
-  fork: { 'stroke-width': 1.5, 'stroke-dasharray': '1 4', 'stroke-linecap': 'round' },
   published: { 'stroke-width': 1.5, 'stroke-dasharray': '2 3', opacity: 0.8 },
 };
 const RIGHT_MARGIN = 18; // pixels
@@ -34,7 +32,6 @@ function loadVisiblePoints(data, line) {
     xs: xs.filter(isVisible),
     ys: ys.filter(isVisible),
     sds: sds?.filter(isVisible),
-    texts: line.texts?.filter(isVisible),
   };
 }
 
@@ -67,9 +64,6 @@ function formatLineName(data, line) {
   const name = line.run === null ? `${data.groups[line.group].name}, mean of ${line.n}` : data.runs[line.run].name;
   return line.split ? `${name}, ${line.split}` : name;
 }
-
-// Format a value of a line. A step of emergence is an interval, of which the middle is drawn.
-const formatValue = (line, index, digits) => line.texts?.[index] ?? formatNumber(line.ys[index], digits);
 
 // Return about `count` round values between two values.
 function chooseTicks(low, high, count) {
@@ -194,7 +188,7 @@ function renderPoints(data, line, layout) {
     const sd = line.sds[index];
     const bar = sd && !isPublished ? renderErrorBar(layout.toX(line.xs[index]), line.ys[index], sd, group, layout) : '';
     const attributes = { r: 4, fill: isPublished ? 'var(--back)' : colour, stroke: colour, 'stroke-width': 1.5 };
-    const value = formatValue(line, index, 2);
+    const value = formatNumber(line.ys[index], 2);
     const title = renderTitle(`${data.groups[group].name}: ${value}${isPublished ? ' (published)' : ''}`);
     return bar + renderSvg('circle', { ...getCentre(index), ...attributes }, title);
   });

@@ -1,7 +1,19 @@
-// Draw all figures when the payload is unpacked, and update them when the selection changes.
+// Unpack the payload of sinklab/report/page.py, draw all figures, and update them when the selection changes.
+const ARRAY_TYPES = { f4: Float32Array, i4: Int32Array, u1: Uint8Array, u2: Uint16Array };
 let controls;
 let figures = [];
 let pendingUpdate = '';
+
+// Return the JSON header, with a function `getArray` that returns the array of a reference [dtype, offset, size].
+async function unpackPayload(base64) {
+  const compressed = Uint8Array.from(atob(base64), character => character.charCodeAt(0));
+  const stream = new Blob([compressed]).stream().pipeThrough(new DecompressionStream('gzip'));
+  const buffer = await new Response(stream).arrayBuffer();
+  const headerLength = new DataView(buffer).getUint32(0, true);
+  const header = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, headerLength)));
+  header.getArray = ([dtype, offset, size]) => new ARRAY_TYPES[dtype](buffer, 4 + headerLength + offset, size);
+  return header;
+}
 
 // Call a method of all figures before the next frame: 'updateStep' if only the step changed, otherwise 'draw'.
 function requestUpdate(method) {
@@ -10,38 +22,16 @@ function requestUpdate(method) {
       const requested = pendingUpdate;
       pendingUpdate = '';
       figures.forEach(figure => figure[requested]());
-      figures.forEach(updateValues);
     });
   if (pendingUpdate !== 'draw') pendingUpdate = method;
 }
 
-function updateValues(figure) {
-  const details = figure.section.querySelector('.values');
-  const frame = details.querySelector('.scroll');
-  if (details.open) frame.innerHTML = figure.renderValues();
-  updateScrollHint(frame);
-}
-
-// Show a hint below a table that is wider than its frame, and fade the right edge unless it is scrolled to the end.
-function updateScrollHint(frame) {
-  const hiddenPixels = frame.scrollWidth - frame.clientWidth;
-  frame.classList.toggle('clipped', hiddenPixels - frame.scrollLeft > 2);
-  frame.nextElementSibling.hidden = hiddenPixels <= 2;
-}
-
-function updateScrollHints() {
-  document.querySelectorAll('.scroll').forEach(updateScrollHint);
-}
-
 // Create and draw a figure; if that fails, show the error in its place and return null.
 function createFigure(data, spec) {
-  const section = getElement(`figure-${spec.name}`);
-  const container = section.querySelector('.plot');
+  const container = getElement(`figure-${spec.name}`).querySelector('.plot');
   try {
     const figure = new (spec.maps ? MapFigure : LineFigure)(data, spec, container);
-    figure.section = section;
     figure.draw();
-    section.querySelector('.values').addEventListener('toggle', () => updateValues(figure));
     return figure;
   } catch (error) {
     console.error(error);
@@ -55,7 +45,6 @@ function redrawOnResize() {
   new ResizeObserver(() => {
     if (document.body.clientWidth === width) return;
     width = document.body.clientWidth;
-    updateScrollHints();
     requestUpdate('draw');
   }).observe(document.body);
 }
@@ -65,11 +54,6 @@ async function drawPage() {
   const data = await unpackPayload(getElement('payload').textContent);
   controls = new Controls(data);
   figures = data.figures.map(spec => createFigure(data, spec)).filter(Boolean);
-  document
-    .querySelectorAll('.scroll')
-    .forEach(frame => frame.addEventListener('scroll', () => updateScrollHint(frame)));
-  document.querySelectorAll('details').forEach(details => details.addEventListener('toggle', updateScrollHints));
-  updateScrollHints();
   redrawOnResize();
   document.documentElement.dataset.drawMilliseconds = Math.round(performance.now()); // tests wait for it
 }

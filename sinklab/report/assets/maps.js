@@ -8,7 +8,7 @@ class HeatMap {
     Object.assign(this, { data, figureSpec, spec, container });
     this.levels = data.getArray(spec.values);
     this.maxLevel = 2 ** (8 * this.levels.BYTES_PER_ELEMENT) - 1;
-    this.cell = [spec.rows - 1, 0]; // (row, column) that keys select
+    this.cell = [0, 0]; // (row, column) under the pointer
     this.isHeadMap = figureSpec.kind === 'heads'; // its first row, layer 1, is at the bottom
     const { rows, columns, first_column } = spec;
     const renderSpans = (...texts) => texts.map(text => `<span>${text}</span>`).join('');
@@ -17,7 +17,7 @@ class HeatMap {
     container.className = 'map';
     container.innerHTML = `<figcaption></figcaption><div class="frame">
       <div class="row-axis" aria-hidden="true">${renderSpans(bottom, figureSpec.row_name, top)}</div>
-      <canvas role="img" tabindex="0" width="${columns}" height="${rows}"></canvas>
+      <canvas role="img" width="${columns}" height="${rows}"></canvas>
       <div class="column-axis" aria-hidden="true">${columnSpans}</div>
       </div><div class="readout"></div>`;
     this.canvas = container.querySelector('canvas');
@@ -32,8 +32,6 @@ class HeatMap {
       this.handlePointer(event); // a tap does not move a pointer before
       this.toggleHead();
     });
-    this.canvas.addEventListener('focus', () => this.announceCell());
-    this.canvas.addEventListener('keydown', event => this.handleKey(event));
   }
 
   // Return the position of a value between the limits of the scale, from 0 to 1.
@@ -77,27 +75,7 @@ class HeatMap {
     const headText = this.isHeadMap ? '' : `, layer ${spec.layer} head ${spec.head}`;
     const stepText = step === state.step ? '' : ` (step ${step})`;
     this.caption.innerHTML = `${renderSwatch(run.group)} ${escapeHtml(run.name + headText + stepText)}`;
-    const label = `${this.getCaption()}, step ${step}: ${this.figureSpec.label} ${this.summarize()}`;
-    this.canvas.setAttribute('aria-label', label);
-  }
-
-  getCaption() {
-    return this.caption.textContent.trim();
-  }
-
-  // Describe the largest value of a head map, or the mean attention to the first key in a matrix.
-  summarize() {
-    const { rows, columns, first_column } = this.spec;
-    if (!this.isHeadMap) {
-      let sum = 0;
-      for (let row = 0; row < rows; row++) sum += this.getValue(row, 1 - first_column);
-      return `to key 1 ${formatNumber(sum / rows, 3)} on average`;
-    }
-    let best = [0, 0];
-    for (let row = 0; row < rows; row++)
-      for (let column = 0; column < columns; column++)
-        if (this.getValue(row, column) > this.getValue(...best)) best = [row, column];
-    return `largest ${formatNumber(this.getValue(...best), 3)} in layer ${best[0] + 1} head ${best[1] + 1}`;
+    this.canvas.setAttribute('aria-label', `${run.name}${headText}, step ${step}: ${this.figureSpec.label}`);
   }
 
   formatCell([row, column]) {
@@ -113,27 +91,12 @@ class HeatMap {
     this.readout.textContent = this.formatCell(this.cell);
   }
 
-  announceCell() {
-    this.selectCell(...this.cell);
-    controls.announce(this.readout.textContent);
-  }
-
   handlePointer(event) {
     const rect = this.canvas.getBoundingClientRect();
     const { rows, columns } = this.spec;
     const row = Math.floor(((event.clientY - rect.top) / rect.height) * rows);
     const column = Math.floor(((event.clientX - rect.left) / rect.width) * columns);
     this.selectCell(this.isHeadMap ? rows - 1 - row : row, column);
-  }
-
-  handleKey(event) {
-    if (event.key === 'Enter') this.toggleHead();
-    const up = this.isHeadMap ? 1 : -1;
-    const offset = { ArrowUp: [up, 0], ArrowDown: [-up, 0], ArrowRight: [0, 1], ArrowLeft: [0, -1] }[event.key];
-    if (!offset) return;
-    event.preventDefault();
-    this.cell = [this.cell[0] + offset[0], this.cell[1] + offset[1]];
-    this.announceCell();
   }
 
   // Show the selected head alone, or all heads if it already is the one that is shown.
@@ -186,14 +149,10 @@ class MapFigure {
     this.area.replaceChildren(...this.heatMaps.map(heatMap => heatMap.container));
     this.button.hidden = drawnMaps.length === maps.length;
     this.button.textContent = `all ${maps.length}`;
-    this.message.textContent = maps.length ? '' : this.explainAbsence();
+    // The page contains matrices only of the strongest heads of each run.
+    const absence = state.layer || state.head ? 'no matrix of this head is in this page' : 'no row is shown';
+    this.message.textContent = maps.length ? '' : absence;
     this.updateStep();
-  }
-
-  explainAbsence() {
-    return (state.layer || state.head) && this.spec.kind === 'matrices'
-      ? 'This page contains no matrix of this head, only those of the strongest heads of each run.'
-      : 'no row is shown';
   }
 
   getHeatMap(map) {
@@ -204,26 +163,5 @@ class MapFigure {
 
   updateStep() {
     this.heatMaps.forEach(heatMap => heatMap.draw());
-  }
-
-  renderValues() {
-    if (this.spec.kind === 'matrices')
-      return renderTable(
-        ['head', this.spec.label],
-        this.heatMaps.map(heatMap => [heatMap.getCaption(), heatMap.summarize()]),
-      );
-    return this.heatMaps
-      .map(heatMap => {
-        const { rows, columns, steps } = heatMap.spec;
-        const makeRange = length => Array.from({ length }, (_, index) => index);
-        const headings = ['layer', ...makeRange(columns).map(head => `head ${head + 1}`)];
-        const cells = makeRange(rows).map(row => [
-          row + 1,
-          ...makeRange(columns).map(column => formatNumber(heatMap.getValue(row, column), 3)),
-        ]);
-        const caption = `<p>${escapeHtml(heatMap.getCaption())}, step ${steps[heatMap.stepIndex]}</p>`;
-        return caption + renderTable(headings, cells);
-      })
-      .join('');
   }
 }

@@ -6,13 +6,12 @@ class Panel {
     Object.assign(this, { data, spec, container });
     container.className = 'panel';
     container.innerHTML = `<h3 title="${escapeHtml(spec.sentence)}">${escapeHtml(spec.label)}</h3>
-      <svg role="img" tabindex="0"></svg><ul class="legend"></ul>`;
+      <svg role="img"></svg><ul class="legend"></ul>`;
     this.svg = container.querySelector('svg');
     this.legend = container.querySelector('ul');
     this.svg.addEventListener('pointermove', event => this.handlePointer(event));
     this.svg.addEventListener('pointerleave', () => this.resetCursor());
     this.svg.addEventListener('click', event => this.handleClick(event));
-    this.svg.addEventListener('keydown', event => this.handleKey(event));
   }
 
   draw() {
@@ -60,7 +59,7 @@ class Panel {
         const index = findNearestIndex(line.xs, x);
         const isOutside = x < line.xs[0] || x > line.xs[line.xs.length - 1];
         const suffix = isOutside ? ` (${this.spec.x_label} ${line.xs[index]})` : '';
-        return [line.group, formatLineName(this.data, line), formatValue(line, index, this.spec.digits) + suffix];
+        return [line.group, formatLineName(this.data, line), formatNumber(line.ys[index], this.spec.digits) + suffix];
       });
     return this.lines.flatMap(line => {
       const suffix = line.kind === 'published' ? ', published' : '';
@@ -68,7 +67,7 @@ class Panel {
       return indices.map(index => [
         line.groups[index],
         this.data.groups[line.groups[index]].name + suffix,
-        formatValue(line, index, this.spec.digits),
+        formatNumber(line.ys[index], this.spec.digits),
       ]);
     });
   }
@@ -100,43 +99,6 @@ class Panel {
 
   handleClick(event) {
     if (this.layout && this.spec.kind === 'steps') controls.goToStep(this.getPointerX(event));
-  }
-
-  // Move to the previous or next step of the slider, block, value of a sweep, or, without probes, recorded step.
-  handleKey(event) {
-    const offset = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
-    if (!offset || !this.layout) return;
-    event.preventDefault();
-    if (this.spec.kind !== 'steps') this.moveCursor(this.cursorX + offset);
-    else if (this.data.steps.length > 1) {
-      controls.moveSlider(offset);
-      this.moveCursor(state.step);
-    } else {
-      const xs = this.listXs();
-      const index = findNearestIndex(xs, this.cursorX) + offset;
-      this.moveCursor(xs[Math.min(Math.max(index, 0), xs.length - 1)]);
-    }
-    controls.announce(this.svg.getAttribute('aria-label'));
-  }
-
-  // Return the positions of all values of the main lines, in ascending order.
-  listXs() {
-    return [...new Set(this.getMainLines().flatMap(line => line.xs))].sort((a, b) => a - b);
-  }
-
-  renderValues() {
-    const { spec } = this;
-    const lines = this.getMainLines();
-    const columns = lines.map(
-      line => new Map(line.xs.map((x, index) => [x, formatValue(line, index, spec.digits)])),
-    );
-    return renderTable(
-      [spec.x_label, ...lines.map(line => `${spec.label}: ${formatLineName(this.data, line)}`)],
-      this.listXs().map(x => [
-        spec.kind === 'sweep' ? spec.tick_labels[x] : x,
-        ...columns.map(column => column.get(x) ?? ''),
-      ]),
-    );
   }
 }
 
@@ -174,12 +136,8 @@ class LineFigure {
     this.panels.forEach(panel => panel.draw());
   }
 
-  // Values by block depend on the step; other lines do not.
+  // Values by block depend on the step; other lines only have a cursor.
   updateStep() {
     this.panels.forEach(panel => (panel.spec.kind === 'blocks' ? panel.draw() : panel.resetCursor()));
-  }
-
-  renderValues() {
-    return this.panels.map(panel => panel.renderValues()).join('<br>');
   }
 }

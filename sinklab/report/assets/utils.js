@@ -28,11 +28,3 @@ function findNearestIndex(values, target) {
     if (Math.abs(values[index] - target) < Math.abs(values[best] - target)) best = index;
   return best;
 }
-
-// Render a table; the first cell of each row is its header.
-function renderTable(headings, rows) {
-  const renderRow = ([first, ...others]) =>
-    `<tr><th scope="row">${escapeHtml(first)}</th>${others.map(cell => `<td>${escapeHtml(cell)}</td>`).join('')}</tr>`;
-  const head = headings.map(heading => `<th scope="col">${escapeHtml(heading)}</th>`).join('');
-  return `<table><thead><tr>${head}</tr></thead><tbody>${rows.map(renderRow).join('')}</tbody></table>`;
-}

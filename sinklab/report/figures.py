@@ -1,0 +1,333 @@
+"""Figures of reports as data: lines over steps, blocks and config fields, and maps of heads and attention.
+
+The HTML page and the image files draw the same figures. A figure of lines has `panels`, each with `lines` whose
+arrays are `x`, `y` and, for a mean, the standard deviation `sd`. A figure of maps has `maps` of quantized values.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from sinklab.metrics import registry
+from sinklab.metrics.emergence import merge_emergence
+from sinklab.metrics.metric import FigureSpec, MetricInfo
+from sinklab.metrics.registry import HEADLINE_METRIC, VALID_LOSS
+from sinklab.report.run_groups import RunGroup, SweepAxis, compute_mean_curve, find_axes
+from sinklab.report.runs import RunResult, select_evenly
+from sinklab.report.sweep_table import EMERGENCE_METRIC
+
+Figure = dict[str, Any]
+
+TRAIN_LOSS = 'train/loss'
+EMERGENCE_AXIS_INFO = MetricInfo(EMERGENCE_METRIC, 'step of emergence', 'Middle of its two probes.', digits=0)
+TRAIN_INFOS = (
+    MetricInfo('train/grad_norm', 'gradient norm', 'Norm of the gradient before clipping.'),
+    MetricInfo('train/learning_rate', 'learning rate', 'Learning rate of the step.', digits=5),
+    MetricInfo('speed/tokens_per_second', 'tokens/s', 'Throughput of the whole run.', digits=0),
+)
+MAX_TOTAL_POINTS = 20_000  # points in all curves of one metric together
+MAX_POINTS, MIN_POINTS = 400, 40  # limits for one curve
+MAX_RUNS_WITH_LOSSES = 8  # with more runs, training losses and metrics outside the run table are left out
+MAX_MAP_VALUES = 1_500_000  # values in all head maps of one figure together
+MAX_MATRIX_VALUES = 2_500_000  # values in all attention matrices of one figure together
+MAX_MATRIX_RUNS = 24  # runs with attention matrices
+MAX_MATRIX_HEADS, MIN_MATRIX_HEADS = 16, 4  # heads of one run; the minimum even beyond the limit on values
+
+
+def make_figures(run_groups: list[RunGroup], rows: list[dict]) -> list[Figure]:
+    """Make the figures of a report.
+
+    Args:
+        run_groups: The groups of runs, in the order of the report. The index of a run is that in the runs of all
+            groups together.
+        rows: The entries of `make_group_table`, in the same order.
+    """
+    figure_makers = dict(heads=make_head_maps, matrices=make_matrix_maps, ratios=make_ratios_figure)
+    runs = list_runs(run_groups)
+    drawn_specs = [spec for spec in registry.FIGURES if any(run.has_figure(spec) for run in runs)]
+    candidates = [
+        make_sink_and_loss_figure(run_groups),
+        *(make_axis_figure(axis, rows) for axis in find_axes(run_groups, rows)),
+        *(figure_makers[spec.kind](run_groups, spec) for spec in drawn_specs),
+        make_metric_menu_figure(run_groups),
+    ]
+    return [figure for figure in candidates if figure]
+
+
+def list_runs(run_groups: list[RunGroup]) -> list[RunResult]:
+    return [run for run_group in run_groups for run in run_group.runs]
+
+
+def make_line_figure(name: str, title: str, sentence: str, panels: list[dict], kind: str = 'lines') -> Figure | None:
+    """Make a figure of the panels that have a line; return None if there is none."""
+    panels = [panel for panel in panels if panel['lines']]
+    return dict(name=name, kind=kind, title=title, sentence=sentence, panels=panels) if panels else None
+
+
+def make_panel(metric_info: MetricInfo, lines: list[dict], kind: str = 'steps', x_label: str = 'step') -> dict:
+    return dict(
+        label=metric_info.axis_label,
+        digits=metric_info.digits,
+        sentence=metric_info.description,
+        kind=kind,
+        x_label=x_label,
+        lines=lines,
+    )
+
+
+def make_sink_and_loss_figure(run_groups: list[RunGroup]) -> Figure | None:
+    """Make the figure of Sink_1 and loss over steps, with marks where a sink emerges."""
+    runs = list_runs(run_groups)
+    sink_panel = make_panel(HEADLINE_METRIC, make_lines(run_groups, HEADLINE_METRIC.name))
+    sink_panel['emergences'] = [
+        describe_emergence(index, run)
+        for index, run in enumerate(runs)
+        if run.emergence and merge_emergence([run.emergence]).is_learned
+    ]
+    loss_lines, loss_sentence = make_lines(run_groups, VALID_LOSS.name), VALID_LOSS.description
+    if len(runs) <= MAX_RUNS_WITH_LOSSES and (train_lines := make_lines(run_groups, TRAIN_LOSS)):
+        loss_sentence = 'lines are training batches, dots are held-out windows.'
+        # Validation losses have few points. Members of a mean are left out.
+        dots = [dict(line, split='validation', dots=True) for line in loss_lines if line['kind'] != 'member']
+        loss_lines = [*(dict(line, split='training') for line in train_lines), *dots]
+    loss_panel = make_panel(VALID_LOSS, loss_lines) | dict(label=f'loss ({VALID_LOSS.unit})', sentence=loss_sentence)
+    sink_sentence = f'{HEADLINE_METRIC.label}: {HEADLINE_METRIC.description} A triangle marks its emergence.'
+    return make_line_figure(
+        'curves', 'Sink and loss', f'{sink_sentence} loss: {loss_sentence}', [sink_panel, loss_panel]
+    )
+
+
+def describe_emergence(run_index: int, run: RunResult) -> dict:
+    steps, rates = run.get_curve(HEADLINE_METRIC.name)
+    text = merge_emergence([run.emergence]).format_sentence()
+    if first_head := run.find_first_head():
+        text += ', layer {} head {} first'.format(*first_head)
+    _, end_step = run.emergence
+    return dict(run=run_index, x=end_step, y=rates[steps.index(end_step)], text=text)
+
+
+def make_lines(run_groups: list[RunGroup], name: str) -> list[dict]:
+    """Make the lines of a metric over steps.
+
+    Returns:
+        A line for each run that has the metric and, if several counted runs of a group have common steps, their mean
+        with its sample standard deviation. The kind of a run's line is `member` next to a mean and `only` otherwise.
+    """
+    max_points = choose_max_points(len(list_runs(run_groups)))
+    lines, run_index = [], 0
+    for group_index, run_group in enumerate(run_groups):
+        mean_curve = compute_mean_curve(run_group.counted_runs, name)
+        kind = 'member' if mean_curve else 'only'
+        for run in run_group.runs:
+            steps, values = run.get_curve(name)
+            if steps:
+                x, y = np.int32(steps), np.float32(values)
+                kept = select_extremes(y, max_points)
+                lines.append(dict(kind=kind, group=group_index, run=run_index, x=x[kept], y=y[kept]))
+            run_index += 1
+        if mean_curve:
+            kept = select_evenly(len(mean_curve[0]), max_points)
+            x, y, sd = np.int32(mean_curve[0])[kept], np.float32(mean_curve[1])[kept], np.float32(mean_curve[2])[kept]
+            num_runs = len(run_group.counted_runs)
+            lines.append(dict(kind='mean', group=group_index, run=None, n=num_runs, x=x, y=y, sd=sd))
+    return lines
+
+
+def choose_max_points(num_runs: int) -> int:
+    """Choose the largest number of points of one curve, given the number of runs."""
+    return int(np.clip(MAX_TOTAL_POINTS // num_runs, MIN_POINTS, MAX_POINTS))
+
+
+def select_extremes(values: np.ndarray, max_points: int) -> list[int]:
+    """Select the indices of at most `max_points` values, keeping minima and maxima.
+
+    A curve that is short enough keeps all its values. A longer one is split into `max_points // 2 - 1` equal parts;
+    the first value, the last value and the minimum and maximum of each part are kept.
+    """
+    if len(values) <= max_points:
+        return list(range(len(values)))
+    indices, start = {0, len(values) - 1}, 0
+    for part in np.array_split(np.asarray(values), max_points // 2 - 1):
+        indices |= {start + int(part.argmin()), start + int(part.argmax())}
+        start += len(part)
+    return sorted(indices)
+
+
+def make_metric_menu_figure(run_groups: list[RunGroup]) -> Figure | None:
+    """Make the figure with a menu of the recorded metrics.
+
+    With more than MAX_RUNS_WITH_LOSSES runs, only metrics of the run table and the validation loss are listed.
+    """
+    runs = list_runs(run_groups)
+    names = dict.fromkeys(name for run in runs for name in run.curves)
+    infos = {info.name: info for info in (*TRAIN_INFOS, VALID_LOSS) if info.name in names}
+    infos |= {name: info for name in names if (info := find_recorded_info(name))}
+    panels = [
+        make_panel(info, make_lines(run_groups, name))
+        for name, info in infos.items()
+        if len(runs) <= MAX_RUNS_WITH_LOSSES or info.in_table or info is VALID_LOSS
+    ]
+    return make_line_figure('metrics', 'Any metric over steps', 'Choose a metric.', panels, kind='menu')
+
+
+def find_recorded_info(name: str) -> MetricInfo | None:
+    """Find the MetricInfo of a recorded name; NAME/context is NAME over the whole training windows."""
+    info = registry.find_metric_info(name.removesuffix('/context'))
+    if info and name.endswith('/context'):
+        return MetricInfo(name, f'{info.label}, whole context', info.description, info.unit, info.digits)
+    return info
+
+
+def make_axis_figure(axis: SweepAxis, rows: list[dict]) -> Figure | None:
+    """Make the figure of Sink_1, loss and step of emergence against a config field, with published values."""
+    sentence = (
+        f'Final values of rows that differ only in {axis.field}, mean and spread over seeds; hollow and dashed: '
+        'published values, at their own size. The axis is ordered, but not to scale.'
+    )
+    panels = [
+        make_panel(info, make_axis_lines(axis, rows, info.name), 'sweep', axis.name) | dict(tick_labels=axis.labels)
+        for info in (HEADLINE_METRIC, VALID_LOSS, EMERGENCE_AXIS_INFO)
+    ]
+    return make_line_figure(f'along-{axis.field}', f'Along {axis.name}', sentence, panels)
+
+
+def make_axis_lines(axis: SweepAxis, rows: list[dict], metric_name: str) -> list[dict]:
+    """Make the lines of our means of a metric along an axis, and those of the published values."""
+    lines = []
+    for axis_line in axis.lines:
+        own_points, published_points = [], []
+        for tick, group in axis_line:
+            if stats := rows[group]['ours'].get(metric_name):
+                own_points.append((group, tick, stats['mean'], stats['sd'] or 0))
+            if metric_name in rows[group]['published']:
+                published_points.append((group, tick, rows[group]['published'][metric_name], 0))
+        for kind, points in (('points', own_points), ('published', published_points)):
+            if points:
+                groups, ticks, values, sds = zip(*points, strict=True)
+                x, y, sd = np.int32(ticks), np.float32(values), np.float32(sds)
+                lines.append(dict(kind=kind, groups=list(groups), x=x, y=y, sd=sd))
+    return lines
+
+
+def make_ratios_figure(run_groups: list[RunGroup], figure_spec: FigureSpec) -> Figure | None:
+    """Make the figure of a ratio by block, with the values of each probe."""
+    lines, run_index = [], 0
+    for group_index, run_group in enumerate(run_groups):
+        for run in run_group.runs:
+            if run.has_figure(figure_spec):
+                values_NL = run.probe_values[figure_spec.name]
+                lines.append(
+                    dict(
+                        group=group_index,
+                        run=run_index,
+                        is_counted=run in run_group.counted_runs,
+                        steps=run.probe_steps,
+                        blocks=values_NL.shape[1],
+                        y=np.float32(values_NL).ravel(),
+                    )
+                )
+            run_index += 1
+    info = MetricInfo(figure_spec.name, figure_spec.label, figure_spec.caption, digits=2)
+    panel = make_panel(info, lines, 'blocks', 'block') | dict(reference_value=1)
+    return make_line_figure(figure_spec.name, figure_spec.title, figure_spec.caption, [panel])
+
+
+def make_head_maps(run_groups: list[RunGroup], figure_spec: FigureSpec) -> Figure:
+    """Make the figure with a map of all layers and heads for each run.
+
+    Each run gets an equal share of MAX_MAP_VALUES, which limits its number of probes.
+    """
+    drawn_runs = {index: run for index, run in enumerate(list_runs(run_groups)) if run.has_figure(figure_spec)}
+    scale = compute_scale(figure_spec, [run.probe_values[figure_spec.name] for run in drawn_runs.values()])
+    maps = []
+    for index, run in drawn_runs.items():
+        values_NLH = run.probe_values[figure_spec.name]
+        max_probes = max(1, MAX_MAP_VALUES // len(drawn_runs) // values_NLH[0].size)
+        probes = select_evenly(len(values_NLH), max_probes)
+        _, layers, heads = values_NLH.shape
+        maps.append(
+            dict(
+                run=index,
+                rows=layers,
+                columns=heads,
+                first_column=1,
+                steps=[run.probe_steps[probe] for probe in probes],
+                values=quantize(values_NLH[probes], *scale, np.uint16),
+            )
+        )
+    return make_map_figure(figure_spec, scale, maps, row_name='layer', column_name='head')
+
+
+def make_matrix_maps(run_groups: list[RunGroup], figure_spec: FigureSpec) -> Figure:
+    """Make the figure with attention matrices of the strongest heads of the first MAX_MATRIX_RUNS runs.
+
+    Each run gets an equal share of MAX_MATRIX_VALUES, which limits its heads first and then its probes. The last
+    probe is always included.
+    """
+    runs = list_runs(run_groups)
+    drawn_indices = [index for index, run in enumerate(runs) if run.has_figure(figure_spec)][:MAX_MATRIX_RUNS]
+    scale, maps = (0.0, figure_spec.scale_max or 1.0), []
+    for index in drawn_indices:
+        run = runs[index]
+        last_LHTS = run.load_matrices(figure_spec)
+        *_, queries, keys = last_LHTS.shape
+        max_matrices = MAX_MATRIX_VALUES // len(drawn_indices) // (queries * keys)
+        heads = run.find_strongest_heads(int(np.clip(max_matrices, MIN_MATRIX_HEADS, MAX_MATRIX_HEADS)))
+        probes = select_evenly(len(run.probe_steps), max(1, max_matrices // len(heads)))
+        matrices = [run.load_matrices(figure_spec, probe) for probe in probes[:-1]] + [last_LHTS]
+        for layer, head in heads:
+            levels = quantize(np.stack([matrices_LHTS[layer, head] for matrices_LHTS in matrices]), *scale, np.uint8)
+            maps.append(
+                dict(
+                    run=index,
+                    layer=layer + 1,
+                    head=head + 1,
+                    rows=queries,
+                    columns=keys,
+                    first_column=1 - (keys - queries),
+                    steps=[run.probe_steps[probe] for probe in probes],
+                    values=levels,
+                )
+            )
+    return make_map_figure(figure_spec, scale, maps, row_name='query', column_name='key')
+
+
+def make_map_figure(
+    figure_spec: FigureSpec, scale: tuple[float, float], maps: list[dict], **axis_names: str
+) -> Figure:
+    return dict(
+        name=figure_spec.name,
+        kind=figure_spec.kind,
+        title=figure_spec.title,
+        sentence=figure_spec.caption,
+        label=figure_spec.label,
+        scale_min=scale[0],
+        scale_max=scale[1],
+        maps=maps,
+        **axis_names,
+    )
+
+
+def compute_scale(figure_spec: FigureSpec, values: list[np.ndarray]) -> tuple[float, float]:
+    """Compute the limits of a colour scale: from 0, or symmetric around 0 if a value is negative.
+
+    The upper limit is `scale_max` of the figure, or the largest value if it has none.
+    """
+    scale_max = figure_spec.scale_max or max(float(np.nanmax(array)) for array in values)
+    min_value = min(float(np.nanmin(array)) for array in values)
+    limit = max(scale_max, -min_value)
+    return (-limit, limit) if min_value < 0 else (0.0, scale_max)
+
+
+def quantize(values: np.ndarray, scale_min: float, scale_max: float, dtype: Any) -> np.ndarray:
+    """Quantize values of any shape to all levels of an unsigned integer type, and flatten them.
+
+    Values outside the scale are clipped. NaN counts as `scale_min`.
+    """
+    finite = np.nan_to_num(values, nan=scale_min, posinf=scale_max, neginf=scale_min)
+    fractions = np.clip((finite - scale_min) / max(scale_max - scale_min, 1e-30), 0, 1)
+    return np.rint(fractions * np.iinfo(dtype).max).astype(dtype).ravel()
+
+
+def dequantize(levels: np.ndarray, scale_min: float, scale_max: float) -> np.ndarray:
+    return scale_min + levels / np.iinfo(levels.dtype).max * (scale_max - scale_min)
