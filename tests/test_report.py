@@ -217,6 +217,17 @@ def test_loss_figure_draws_training_as_line_and_validation_as_dots(tmp_path):
     assert kinds == [('training', False), ('validation', True)]
 
 
+def test_mean_by_block_omits_diverged_run(tmp_path):
+    paths = [write_run(tmp_path / str(seed), 'softmax', seed=seed) for seed in (0, 1)]
+    paths.append(write_run(tmp_path / '2', 'softmax', seed=2, outcome='diverged'))
+    (group,) = read_groups(*paths)
+    value_spec = next(figure_spec for figure_spec in FIGURES if figure_spec.name == 'value')
+    *members, mean = figures.make_ratios_figure([group], value_spec)['panels'][0]['lines']
+    assert [(line['kind'], line['run']) for line in members] == [('member', 0), ('member', 1), ('member', 2)]
+    assert (mean['n'], mean['steps']) == (2, [0, 10, 20])
+    np.testing.assert_allclose(mean['y'], (members[0]['y'] + members[1]['y']) / 2, rtol=1e-6)
+
+
 def test_axes_list_each_numeric_field_that_alone_differs(tmp_path):
     settings = [(0.1, 1e-3, None), (0.5, 1e-3, None), (0.1, 1e-2, None), (0.5, 1e-1, 4)]
     for index, (decay, rate, window) in enumerate(settings):

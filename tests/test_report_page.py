@@ -182,15 +182,6 @@ def test_click_selects_head_under_pointer(report_tab):
 
 
 @NEEDS_BROWSER
-def test_mean_by_block_omits_diverged_run(tab, tmp_path):
-    paths = [write_run(tmp_path / str(seed), 'softmax', seed=seed) for seed in (0, 1)]
-    paths.append(write_run(tmp_path / '2', 'softmax', seed=2, outcome='diverged'))
-    page.write_report_page(tmp_path / 'report.html', read_runs(paths))
-    open_page(tab, tmp_path / 'report.html')
-    assert 'mean of 2 ' in tab.evaluate(ARIA_LABEL.format('value', 'svg[role=img]'))
-
-
-@NEEDS_BROWSER
 @pytest.mark.parametrize('width', [400, 1280])
 def test_page_fits_window_width_and_has_dark_theme(tab, folder, width):
     colours = []

@@ -210,26 +210,40 @@ def make_axis_lines(axis: SweepAxis, rows: list[dict], metric_name: str) -> list
 
 
 def make_ratios_figure(run_groups: list[RunGroup], figure_spec: FigureSpec) -> Figure | None:
-    """Make the figure of a ratio by block, with the values of each probe."""
+    """Make the figure of a ratio by block, with the values of each probe.
+
+    A line has the values y of all blocks at each of its `steps`. The kinds are those of `make_lines`; a mean has the
+    probes that all counted runs of the group have.
+    """
     lines, run_index = [], 0
     for group_index, run_group in enumerate(run_groups):
+        counted = [run for run in run_group.counted_runs if run.has_figure(figure_spec)]
+        mean_steps = sorted(set.intersection(*(set(run.probe_steps) for run in counted))) if len(counted) > 1 else []
+        kind = 'member' if mean_steps else 'only'
         for run in run_group.runs:
             if run.has_figure(figure_spec):
-                values_NL = run.probe_values[figure_spec.name]
+                ratio_NL = run.probe_values[figure_spec.name]
                 lines.append(
-                    dict(
-                        group=group_index,
-                        run=run_index,
-                        is_counted=run in run_group.counted_runs,
-                        steps=run.probe_steps,
-                        blocks=values_NL.shape[1],
-                        y=np.float32(values_NL).ravel(),
-                    )
+                    make_block_line(ratio_NL, kind=kind, group=group_index, run=run_index, steps=run.probe_steps)
                 )
             run_index += 1
+        if mean_steps:
+            ratios = [
+                run.probe_values[figure_spec.name][[run.probe_steps.index(step) for step in mean_steps]]
+                for run in counted
+            ]
+            mean_NL, count = np.mean(ratios, axis=0), len(counted)
+            lines.append(
+                make_block_line(mean_NL, kind='mean', group=group_index, run=None, n=count, steps=mean_steps)
+            )
     info = MetricInfo(figure_spec.name, figure_spec.label, figure_spec.caption, digits=2)
     panel = make_panel(info, lines, 'blocks', 'block') | dict(reference_value=1)
     return make_line_figure(figure_spec.name, figure_spec.title, figure_spec.caption, [panel])
+
+
+def make_block_line(ratio_NL: np.ndarray, **fields: Any) -> dict:
+    blocks = ratio_NL.shape[1]
+    return dict(x=np.arange(1, blocks + 1, dtype=np.int32), y=np.float32(ratio_NL).ravel(), **fields)
 
 
 def make_head_maps(run_groups: list[RunGroup], figure_spec: FigureSpec) -> Figure:

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import matplotlib
-import numpy as np
 
 matplotlib.use('Agg')
 import matplotlib.pyplot as plt
@@ -69,7 +68,7 @@ def draw_lines(figure: Figure, run_groups: list[RunGroup]) -> plt.Figure:
     )
     legend_lines: dict[str, plt.Line2D] = {}
     for panel, axes in zip(panels, axes_row[0], strict=True):
-        for line in make_mean_block_lines(panel['lines']) if panel['kind'] == 'blocks' else panel['lines']:
+        for line in panel['lines']:
             label, artist = draw_line(axes, line, run_groups)
             if line['kind'] != 'member' and line.get('split') != 'training':
                 legend_lines.setdefault(label, artist)
@@ -92,7 +91,8 @@ def draw_lines(figure: Figure, run_groups: list[RunGroup]) -> plt.Figure:
 
 def draw_line(axes: plt.Axes, line: dict, run_groups: list[RunGroup]) -> tuple[str, plt.Line2D]:
     """Draw a line; return its label and the artist for the legend."""
-    kind, x, y = line['kind'], line['x'], line['y']
+    kind, x = line['kind'], line['x']
+    y = line['y'][-len(x) :]  # of ratios by block, those of the last probe
     if kind in ('points', 'published'):
         colour = get_line_style(line['groups'][0])['color']
         if kind == 'points':
@@ -110,23 +110,6 @@ def draw_line(axes: plt.Axes, line: dict, run_groups: list[RunGroup]) -> tuple[s
         axes.fill_between(x, y - line['sd'], y + line['sd'], color=style['color'], alpha=0.15, linewidth=0)
     count = f' (n={line["n"]})' if kind == 'mean' else ''
     return f'{run_groups[line["group"]].name}{count}', artist
-
-
-def make_mean_block_lines(lines: list[dict]) -> list[dict]:
-    """Make lines by block at the last step: for each run, and the mean of each group with several counted runs."""
-    last_lines = []
-    for line in lines:
-        blocks = line['blocks']
-        last_lines.append(line | dict(kind='only', x=np.arange(1, blocks + 1), y=line['y'][-blocks:]))
-    for group in dict.fromkeys(line['group'] for line in lines):
-        counted = [line for line in last_lines if line['group'] == group and line['is_counted']]
-        if len(counted) > 1:
-            for line in last_lines:
-                if line['group'] == group:
-                    line['kind'] = 'member'
-            mean = np.mean([line['y'] for line in counted], axis=0)
-            last_lines.append(counted[0] | dict(kind='mean', n=len(counted), y=mean))
-    return last_lines
 
 
 def draw_maps(figure: Figure, run_groups: list[RunGroup]) -> plt.Figure:

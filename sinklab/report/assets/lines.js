@@ -16,13 +16,15 @@ const TOP_MARGIN = 6;
 
 // Return the lines of a panel with their arrays, without hidden row groups.
 function getVisibleLines(data, panel) {
-  if (panel.kind === 'blocks') return makeBlockLines(data, panel);
   return panel.lines.map(line => loadVisiblePoints(data, line)).filter(line => line.xs.length);
 }
 
-// Load the arrays of a line. A line of a sweep has a group for each point, other lines have one group.
+// Load the arrays of a line. A line of a sweep has a group for each point, other lines have one group. A line by block
+// has values for each of its steps, of which that of the slider is shown.
 function loadVisiblePoints(data, line) {
-  const [xs, ys, sds] = [line.x, line.y, line.sd].map(reference => reference && Array.from(data.getArray(reference)));
+  const [xs, allYs, sds] = [line.x, line.y, line.sd].map(reference => reference && Array.from(data.getArray(reference)));
+  const start = line.steps ? findLastIndexUpTo(line.steps, state.step) * xs.length : 0;
+  const ys = allYs.slice(start, start + xs.length);
   const groups = line.groups ?? xs.map(() => line.group);
   const isVisible = (_, index) => !state.hiddenGroups.has(groups[index]);
   return {
@@ -33,30 +35,6 @@ function loadVisiblePoints(data, line) {
     ys: ys.filter(isVisible),
     sds: sds?.filter(isVisible),
   };
-}
-
-// Make a line by block for each run, at the step of the slider, and the mean of each group with several counted runs.
-function makeBlockLines(data, panel) {
-  const lines = panel.lines
-    .filter(line => !state.hiddenGroups.has(line.group))
-    .map(line => {
-      const start = findLastIndexUpTo(line.steps, state.step) * line.blocks;
-      const ys = Array.from(data.getArray(line.y).subarray(start, start + line.blocks));
-      return { ...line, kind: 'only', xs: ys.map((_, block) => block + 1), ys };
-    });
-  const means = [];
-  for (const group of new Set(lines.map(line => line.group))) {
-    const members = lines.filter(line => line.group === group);
-    const counted = members.filter(line => line.is_counted);
-    if (counted.length < 2) continue;
-    members.forEach(line => {
-      line.kind = 'member';
-    });
-    const { xs } = counted[0];
-    const ys = xs.map((_, index) => counted.reduce((sum, line) => sum + line.ys[index], 0) / counted.length);
-    means.push({ group, run: null, kind: 'mean', n: counted.length, xs, ys });
-  }
-  return [...lines, ...means];
 }
 
 function formatLineName(data, line) {
