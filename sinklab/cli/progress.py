@@ -123,7 +123,6 @@ class ProgressCallback(Callback):
     Args:
         name: The name of the run.
         spec: The spec of the run.
-        compilation_cache: Its text says how many programs were compiled; it is printed after the first step.
         stderr: True: write to standard error; False: to standard output.
         row_description: The fields that the row changes at its size, in one line.
     """
@@ -132,13 +131,11 @@ class ProgressCallback(Callback):
         self,
         name: str,
         spec: Spec,
-        compilation_cache: object = None,
         stderr: bool = True,
         row_description: str | None = None,
     ):
         self.name, self.num_steps, self.checkpoint = name, spec.optimizer.steps, spec.checkpoint
-        self.compilation_cache, self.row_description = compilation_cache, row_description
-        self.has_epochs, self.record_time = False, 0.0
+        self.row_description, self.has_epochs, self.record_time = row_description, False, 0.0
         self.is_in_sweep = os.environ.get(PROGRESS_VARIABLE) == 'json'
         self.display = ProgressDisplay(terminal.make_console(stderr=stderr))
         self.key = self.display.add(name, self.num_steps)
@@ -152,9 +149,6 @@ class ProgressCallback(Callback):
         self.display.__exit__()
 
     def on_record(self, record: dict, written: bool) -> None:
-        if self.compilation_cache and LOSS_METRIC in record:
-            self.print_fact(str(self.compilation_cache))
-            self.compilation_cache = None
         if not self.has_epochs and 'data/epoch' in record:
             self.has_epochs = True
             epochs = record['data/epoch'] * self.num_steps / record['step']

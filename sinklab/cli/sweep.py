@@ -105,8 +105,7 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
             runs, lambda run: make_train_command(f'{args.config}:{run.row}', run, options), check_owner, args.jobs
         )
         check_owner()
-        expected = config_flags.get_expected_sinks(module, runs[0].size, extra_args)
-        write_summary(args, extra_args, table, runs, stop_signal, expected)
+        write_summary(args, extra_args, table, runs, stop_signal)
     return report_failures('sweep', runs, stop_signal)
 
 
@@ -173,7 +172,6 @@ def write_summary(
     table: dict[str, dict],
     runs: list[SweepRun],
     stop_signal: int | None,
-    expected: config_flags.ExpectedSinks | None,
 ) -> None:
     """Write sweep.json, and report.html if requested, then print the results of all runs."""
     from sinklab.report import summary_table, sweep_table
@@ -191,8 +189,7 @@ def write_summary(
         headings, lines = build_summary_table(rows, spans)
         print_table_with_note(headings, lines, format_legend(headings, rows))
         observations = summary_table.summarize_sink_of_rows(rows, spans)
-        published = expected or summary_table.collect_published_rates(table)
-        print_wrapped(summary_table.format_comparison(observations, *published, page_path))
+        print_wrapped(summary_table.format_observations(observations, page_path))
         if page_path is None:
             print_status(f'For a report with plots: {shlex.join(["sinklab", "report", args.workdir])}')
 
