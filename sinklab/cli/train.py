@@ -84,6 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     hardware_flags.add_arguments(parser)
     hardware_flags.add_cache_argument(parser)
+    parser.add_argument('--quiet', action='store_true', help='print warnings and errors only')
     parser.add_argument(
         '--tensorboard', action='store_true', help='also write TensorBoard events into DIR/tensorboard'
     )
@@ -121,7 +122,8 @@ def run_training(args: argparse.Namespace, extra_args: list[str], group: Process
     Raises:
         UserError: The arguments are invalid on any process, or differ between processes.
     """
-    from sinklab.cli.progress import ProgressCallback
+    from sinklab.cli import terminal
+    from sinklab.cli.progress import MessageCallback, ProgressCallback, ProgressDisplay
     from sinklab.train import loop
     from sinklab.train.run_outcome import DivergedError, ReplicaMismatchError, StoppedBySignal, classify_error
 
@@ -132,14 +134,13 @@ def run_training(args: argparse.Namespace, extra_args: list[str], group: Process
     warm_start = run_on_all_or_raise(group, lambda: load_warm_start(request.parent, parent_step))
     with contextlib.ExitStack() as stack:
         callbacks, records = [], []
-        if group.process_index == 0:
-            progress = ProgressCallback(
-                row['row'] or row['config'],
-                request.spec,
-                row_description=request.description,
-            )
-            stack.enter_context(progress)
-            callbacks = [progress, *make_callbacks(args, request, progress.on_message)]
+        if group.process_index == 0 and args.quiet:
+            callbacks = [MessageCallback()]
+        elif group.process_index == 0:
+            display = stack.enter_context(ProgressDisplay(terminal.make_console(stderr=True)))
+            callbacks = [ProgressCallback(display, row['row'] or row['config'], request.spec, request.description)]
+        if callbacks:
+            callbacks += make_callbacks(args, request, callbacks[0].on_message)
         try:
             records = loop.train(
                 request.spec,
@@ -162,11 +163,14 @@ def run_training(args: argparse.Namespace, extra_args: list[str], group: Process
             exit_status = dataclasses.replace(classify_error(error), message=message)
         except (ReplicaMismatchError, StoppedBySignal) as error:
             exit_status = classify_error(error)
-        message = f'sinklab train: {process_flags.format_exit_status(exit_status)}'
-        if callbacks:
-            progress.finish(exit_status, message, lambda: print_results(run_dir, row, records))
-        elif exit_status.exit_code:
-            print(message, file=sys.stderr)
+    try:
+        if exit_status.exit_code:
+            print(f'sinklab train: {process_flags.format_exit_status(exit_status)}', file=sys.stderr, flush=True)
+        elif group.process_index == 0 and not args.quiet:
+            print_results(run_dir, row, records)
+            sys.stdout.flush()
+    except OSError:
+        terminal.discard_stdout()
     return exit_status
 
 
