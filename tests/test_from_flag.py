@@ -72,7 +72,7 @@ def test_fork_resumes_without_parent(capsys, parent, tmp_path):
     assert RunDir(tmp_path / 'fork').list_checkpoint_steps() == [4, 8]
     exit_code, stderr = run_train(capsys, f'--from={tmp_path}/parent@8', *arguments[1:])
     assert (exit_code, len(stderr.splitlines())) == (1, 1)
-    assert f' {tmp_path}/parent@4' in stderr
+    assert f'--from={tmp_path}/parent@4' in stderr
     assert f'--from={tmp_path}/parent@8' in stderr
 
 

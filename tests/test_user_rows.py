@@ -59,7 +59,7 @@ def parse_changes(description):
     ],
 )
 def test_row_diff_is_equal_in_description_record_and_spec(config_file, row, size, changes):
-    spec, record, description, _ = load_and_describe(f'{config_file}:{row}', [], size)
+    spec, record, description = load_and_describe(f'{config_file}:{row}', [], size)
     assert (parse_changes(description), f'at size {size}: ' in description) == (changes, True)
     for path, value in json.loads(json.dumps(record))['diff'].items():
         part, field = path.split('.')
@@ -75,11 +75,11 @@ def test_config_file_is_executed_once(config_file, tmp_path):
 
 def test_description_has_overrides_of_row_and_of_file_without_table(config_file):
     overrides = ['--config.optimizer.weight_decay=0.7', '--config.seed=3']
-    _, record, description, _ = load_and_describe(f'{config_file}:decay', overrides, 'smoke')
+    _, record, description = load_and_describe(f'{config_file}:decay', overrides, 'smoke')
     assert parse_changes(description) == [('optimizer.weight_decay', '0.1', '0.7')]
     assert record['overrides'] == {'optimizer.weight_decay': '0.7', 'seed': '3'}
     config_file.write_text('from sinklab.configs.default import get_config\n')
-    _, record, description, _ = load_and_describe(str(config_file), overrides, 'smoke')
+    _, record, description = load_and_describe(str(config_file), overrides, 'smoke')
     assert parse_changes(description) == [('optimizer.weight_decay', '0.1', '0.7')]
     assert load_and_describe(str(config_file), [], 'smoke')[2] is None
 
