@@ -20,7 +20,7 @@ PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n 3 --dist worksteal
 # Pages are generated from the code, which needs no accelerator. The variable turns off an advertisement of the theme.
 MKDOCS := JAX_PLATFORMS=cpu NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 
-.PHONY: quickstart test test-fast test-sample test-all test-shipped faults lint models gpu test-models peers check-scaling docs docs-serve constraints pins audit clean
+.PHONY: quickstart test test-fast test-all test-shipped faults lint models gpu test-models peers check-scaling docs docs-serve constraints pins audit clean
 
 quickstart: .venv/quickstart
 	@$(BIN)/sinklab sweep --config=configs/quickstart.py --rows=$(ROWS) --workdir=$(RUNS) --jobs=$(JOBS) --report
@@ -30,10 +30,6 @@ test: .venv/test
 
 test-fast: .venv/test
 	$(PYTEST) -m 'not slow and not exhaustive'
-
-# What CI runs: `make test`, and a tenth of the exhaustive tests, another one for each day of commits.
-test-sample: .venv/test
-	$(PYTEST) --sample=$$(git log -1 --format=%cs) --durations=30
 
 test-all: .venv/test
 	$(PYTEST) --durations=30

@@ -54,7 +54,7 @@ def run_child(start: float, options: list[str]) -> None:
     loop.make_validation_fn = wrap_maker(time_function, 'validation', loop.make_validation_fn)
     loop.sink_probe.make_probe = wrap_maker(time_function, 'probe', loop.sink_probe.make_probe)
     loop.compile_step = time_function('step', loop.compile_step)
-    for name in ('__init__', 'find_latest_valid_step', 'restore', 'save', 'wait_on_all_processes', 'close'):
+    for name in ('__init__', 'choose_sound_step', 'restore', 'save', 'wait_on_all_processes', 'close'):
         setattr(loop.Checkpointer, name, time_function('checkpoints', getattr(loop.Checkpointer, name)))
     if main(options):
         raise SystemExit(1)

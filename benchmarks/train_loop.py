@@ -18,7 +18,8 @@ import jax
 from argument_types import parse_count
 from timing import format_spread
 
-from sinklab.cli.progress import ProgressCallback
+from sinklab.cli import terminal
+from sinklab.cli.progress import ProgressCallback, ProgressDisplay
 from sinklab.config.spec import Hardware, Spec
 from sinklab.config.validate import parse_config
 from sinklab.configs import quickstart
@@ -79,7 +80,9 @@ def time_loop(spec: Spec, warmup_steps: int) -> float:
         def on_record(self, record: dict, written: bool) -> None:
             times_by_step[record['step']] = time.perf_counter()
 
-    with tempfile.TemporaryDirectory() as folder, ProgressCallback('softmax', spec) as progress:
+    display = ProgressDisplay(terminal.make_console(stderr=True))
+    with tempfile.TemporaryDirectory() as folder, display:
+        progress = ProgressCallback(display, 'softmax', spec)
         loop.train(spec, HARDWARE, RunDir(Path(folder) / 'run'), {}, progress, Clock())
     last_step = spec.optimizer.steps - 1
     return (times_by_step[last_step] - times_by_step[warmup_steps]) / (last_step - warmup_steps)

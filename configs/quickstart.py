@@ -25,10 +25,4 @@ ROWS = {
     **{name: optimization.ROWS[name] for name in ('decay_0.01', 'rate_2e-4_20k')},
 }
 
-# Expected Sink_1 at the end of training. `sinklab sweep` prints it next to the measured values.
-EXPECTED = {
-    'rows': {'softmax': '17 to 56 %', 'sigmoid_apple': '0 %'},
-    'source': 'eight seeds, docs/results/quickstart.md',
-}
-
 get_config = table(ROWS, default_size='quickstart')

@@ -21,7 +21,6 @@ class Lineage(Struct):
     new: list[str] = []
     dropped: list[str] = []
     data: list[str] = []
-    digest: str = ''
     commit: str | None = None
     takes: WarmStartTakes = ''
     start: Step = 0

@@ -1,15 +1,11 @@
 import atexit
-import collections
 import dataclasses
-import datetime
-import itertools
 import math
 import os
 import re
 import shutil
 import subprocess
 import tempfile
-import zlib
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from pathlib import Path
 
@@ -239,26 +235,6 @@ def small_disk(tmp_path):
     subprocess.run(['umount', '-l', path], check=True)
 
 
-# Part of the reason of a skip -> how to enable the test.
-SKIP_FIXES = {
-    'Chromium': 'apt-get install chromium',
-    'libtpu': 'rm .venv/test && make .venv/test (it needs a network)',
-    'torch': 'rm .venv/test && make .venv/test (it needs a network)',
-    'CUDA': '.venv/bin/uv pip install --python .venv/bin/python "jax[cuda13]"',
-    'cuda13': '.venv/bin/uv pip install --python .venv/bin/python "jax[cuda13]"',
-    'interpret GPU kernels': '.venv/bin/uv pip install --python .venv/bin/python --upgrade jax',
-    'mutual TLS': 'use Python 3.12 or later, for which there is jax 0.12',
-    'openssl': 'apt-get install openssl',
-    'has no model type': '.venv/bin/uv pip install --python .venv/bin/python --upgrade transformers',
-    'root': 'run the tests as root',
-    'systemd': 'apt-get install systemd',
-    'git': 'apt-get install git',
-    'no make': 'apt-get install make',
-    'uv is not installed': 'python -m pip install uv, in the environment of the tests',
-    'not UTF-8': 'run the tests with --basetemp on a Linux file system such as ext4',
-}
-INSTALL_COMMAND = '.venv/bin/uv pip install --python .venv/bin/python -e ".[test]"'
-SKIPPED_FILES: list[list[str]] = []  # [file, reason] of files that are skipped when they are collected
 ALL_SLOW_PATTERN = re.compile(r'^pytestmark = \[?pytest\.mark\.slow\b', re.MULTILINE)
 
 
@@ -269,80 +245,17 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return True if ALL_SLOW_PATTERN.search(collection_path.read_text(encoding='utf-8')) else None
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption('--sample', metavar='DAY', help='run only a tenth of the exhaustive tests, another one each day')
-
-
-def is_in_sample(name: str, day: str) -> bool:
-    """Return whether an exhaustive test belongs to the tenth of a day; ten days in a row have all tests."""
-    return (zlib.crc32(name.encode()) + datetime.date.fromisoformat(day).toordinal()) % 10 == 0
-
-
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark tests that use an emulator as slow, run the tests of profiles first, and apply --sample.
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark tests that use an emulator as slow, and run the tests of profiles first.
 
-    A request to an emulator takes milliseconds, and the first import of a client takes seconds. The profiler of jax
-    can crash a process that has loaded libtpu, and other tests load libtpu.
+    The first import of a client of buckets takes seconds. The profiler of jax can crash a process that has loaded
+    libtpu, and other tests load libtpu.
     """
     for item in items:
         if 'emulator' in item.fixturenames:
             item.add_marker(pytest.mark.slow)
     items.sort(key=lambda item: item.path.name != 'test_profile.py')
-    if (day := config.getoption('sample')) is not None:
-        is_chosen = [not item.get_closest_marker('exhaustive') or is_in_sample(item.nodeid, day) for item in items]
-        config.hook.pytest_deselected(items=[*itertools.compress(items, [not chosen for chosen in is_chosen])])
-        items[:] = itertools.compress(items, is_chosen)
-
-
-def pytest_collectreport(report: pytest.CollectReport) -> None:
-    if report.skipped:
-        SKIPPED_FILES.append([report.nodeid, get_skip_reason(report)])
-
-
-def pytest_sessionfinish(session: pytest.Session) -> None:
-    if hasattr(session.config, 'workeroutput'):
-        session.config.workeroutput['skipped_files'] = SKIPPED_FILES
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_testnodedown(node: object) -> None:
-    """Record which files a worker of pytest-xdist has skipped; pytest-xdist does not report them."""
-    SKIPPED_FILES.extend(getattr(node, 'workeroutput', {}).get('skipped_files', []))
-
-
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print one line for each reason of skipped tests: how many, why, and the command that enables them."""
-    files = {name for name, _ in SKIPPED_FILES}
-    reports = [report for report in terminalreporter.stats.get('skipped', []) if report.nodeid not in files]
-    skips = [('tests', get_skip_reason(report)) for report in reports]
-    skips += [('files', reason) for _, reason in sorted({(name, reason) for name, reason in SKIPPED_FILES})]
-    for line in format_skip_lines(skips):
-        terminalreporter.write_line(line)
-
-
-def get_skip_reason(report: pytest.TestReport | pytest.CollectReport) -> str:
-    """Return the reason of a skipped test or file, without pytest's prefix."""
-    reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
-    return reason.removeprefix('Skipped: ')
-
-
-def format_skip_lines(skips: list[tuple[str, str]]) -> list[str]:
-    """Return a line for each kind of skip.
-
-    Args:
-        skips: pairs of what was skipped ('tests' or 'files') and the reason.
-    """
-    groups = collections.defaultdict(list)
-    for unit, reason in skips:
-        fix = next((fix for part, fix in SKIP_FIXES.items() if part in reason), INSTALL_COMMAND)
-        groups[unit, 'the installed transformers is too old' if 'model type' in reason else reason, fix].append(
-            reason
-        )
-    return [
-        f'skipped {len(reasons)} {unit if len(reasons) > 1 else unit[:-1]}: {reason}; to run: {fix}'
-        for (unit, reason, fix), reasons in sorted(groups.items())
-    ]
 
 
 @pytest.fixture(scope='session')

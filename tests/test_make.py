@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from conftest import is_in_sample
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -163,9 +162,3 @@ def test_benchmark_libtpu_version_matches_makefile_and_guide():
     page = ' '.join((ROOT / 'docs' / 'guides' / 'kernels.md').read_text(encoding='utf-8').split())
     assert re.search(rf'compiles each kernel with libtpu\s{re.escape(makefile_version)} ', page)
     assert f'libtpu {JOB_PINS["tpu"]["libtpu"]}, the one that jax {JOB_PINS["tpu"]["jax"]} asks for' in page
-
-
-def test_ten_days_of_samples_have_each_exhaustive_test_once():
-    names = [f'tests/test_x.py::test_y[{number}]' for number in range(100)]
-    days = [f'2026-12-{day:02}' for day in range(26, 32)] + [f'2027-01-{day:02}' for day in range(1, 5)]
-    assert [sum(is_in_sample(name, day) for day in days) for name in names] == [1] * len(names)

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from conftest import make_tiny_spec
 
-from sinklab.cli import progress
+from sinklab.cli import progress, terminal
 from sinklab.cli.sweep import train_runs
 from sinklab.run_dir import RunDir
 from sinklab.sweep.plan import SweepRun
@@ -23,7 +23,8 @@ TESTS_FOLDER = Path(__file__).parent
 
 
 def make_callback(**changes):
-    return progress.ProgressCallback('mine', make_tiny_spec(**changes), row_description='a 1 -> 2')
+    display = progress.ProgressDisplay(terminal.make_console(stderr=True))
+    return progress.ProgressCallback(display, 'mine', make_tiny_spec(**changes), row_description='a 1 -> 2')
 
 
 def test_log_shows_last_sink_with_its_step(capsys, monkeypatch):
@@ -55,53 +56,55 @@ def test_error_of_printing_is_suppressed(monkeypatch, error):
             raise error
 
     monkeypatch.setattr(sys, 'stderr', BrokenStream())
-    with make_callback() as callback:
+    callback = make_callback()
+    with callback.display:
         callback.on_train_begin(0, 'dense', [])
         callback.on_record({'step': 8, 'train/loss': 2.0}, written=True)
 
 
-def test_callback_writes_records_for_sweep(monkeypatch, capsys):
-    monkeypatch.setenv(progress.PROGRESS_VARIABLE, 'json')
-    with make_callback() as callback:
-        callback.on_train_begin(0, 'dense', ['a 1 -> 2'])
-        callback.on_record({'step': 8, 'train/loss': 2.0, 'sink/1': 5.0, 'other': 1.0}, written=True)
-    records = [progress.parse_record(line) for line in capsys.readouterr().err.removesuffix('\n').split('\n')]
-    assert {'note': 'attention: dense'} in records
-    assert {'warning': 'since step 0: a 1 -> 2'} in records
-    assert records[-1] == {'record': {'step': 8, 'train/loss': 2.0, 'sink/1': 5.0}}
+def test_remaining_time_is_that_of_the_average_step_after_the_first():
+    metrics = progress.LatestMetrics(num_steps=10)
+    for step, seconds in ((0, 50.0), (1, 100.0), (3, 120.0)):
+        metrics.update({'step': step, 'seconds': seconds, **({'train/loss': 5.0} if step else {})})
+    assert '0:01:10 left' in metrics.format_line()
+    metrics.update({'step': 10, 'seconds': 190.0, 'train/loss': 5.0})
+    assert 'left' not in metrics.format_line()
 
 
-@pytest.mark.parametrize('line', ['', 'words', '{"record": {}}', '\x1e', '\x1e[1]', '\x1e{', '\x1enull'])
-def test_parse_record_returns_none_for_other_lines(line):
-    assert progress.parse_record(line) is None
-
-
-# Program without JAX that writes the records of a run and handles SIGINT as a run does.
+# Program without JAX that writes the files of a run and handles SIGINT as a run does.
 CHILD_SCRIPT = """
-import json, os, signal, sys, time
-def write(**content):
-    print('\\x1e' + json.dumps(content), file=sys.stderr, flush=True)
+import json, signal, sys, time
+from pathlib import Path
+folder = Path(sys.argv[1])
+folder.mkdir()
+def write(**record):
+    with (folder / 'metrics.jsonl').open('a') as file:
+        print(json.dumps(record), file=file)
 def stop(number, frame):
     time.sleep(0.5)
     print('sinklab train: saved at step 2; resume with: sinklab train', file=sys.stderr, flush=True)
     raise SystemExit(130)
 signal.signal(signal.SIGINT, stop)
-assert os.environ['SINKLAB_PROGRESS'] == 'json'
-write(note='attention: dense')
-write(record={'step': 0, 'sink/1': 0.0})
-write(record={'step': 2, 'train/loss': 4.25, 'speed/tokens_per_second': 1234.0})
-write(warning='a warning')
+(folder / 'environment.json').write_text(json.dumps({'attempts': [{'step': 0, 'attention': 'dense'}]}))
+write(**{'step': 0, 'sink/1': 0.0})
+print('a warning', file=sys.stderr, flush=True)
 print('words of a library')
-while len(sys.argv) > 1:
+if len(sys.argv) > 2:
+    write(**{'step': 2, 'train/loss': 4.25, 'speed/tokens_per_second': 1234.0})
+while len(sys.argv) > 2:
     time.sleep(0.05)
-write(record={'step': 8, 'train/loss': 3.5, 'sink/1': 53.25})
+write(**{'step': 8, 'train/loss': 3.5, 'sink/1': 53.25, 'speed/tokens_per_second': 1234.0})
 """
 
 
 def sweep(folder, *arguments):
-    """Train two runs in processes of CHILD with the display of a sweep."""
+    """Train two runs in processes of CHILD_SCRIPT with the display of a sweep."""
     runs = [SweepRun(name, 0, RunDir(f'{folder}/{name}'), None, make_tiny_spec()) for name in ('softmax', 'sigmoid')]
-    train_runs(runs, lambda run: [sys.executable, '-c', CHILD_SCRIPT, *arguments], lambda: None, jobs=1)
+
+    def make_command(run):
+        return [sys.executable, '-c', CHILD_SCRIPT, str(run.run_dir), *arguments]
+
+    train_runs(runs, make_command, lambda: None, jobs=1)
     return runs
 
 
@@ -167,7 +170,7 @@ def test_bars_show_loss_and_sink_and_are_erased(tmp_path):
     assert code == 0, output
     text = re.sub(r'\x1b\[[0-9;?]*[A-Za-z]', '', output)
     assert re.search(r'softmax +\S+ +8/8 +loss 3\.500 +Sink_1 +53\.2 %', text)
-    assert re.search(r'all runs +\S+ +1/2', text), 'one bar of all runs, where they are more than come at once'
+    assert re.search(r'all runs +\S+ +8/16 +1/2 runs', text), 'one bar of all runs, if not all come at once'
     assert not any('8/8' in line or 'all runs' in line for line in render_screen(output))
     expected = [(row, message) for row in ('softmax', 'sigmoid') for message in ('a warning', 'words of a library')]
     assert [
@@ -208,7 +211,7 @@ def test_output_without_erasable_terminal_is_plain_lines(tmp_path, term):
     assert all(line.startswith('softmax, seed 0') for line in lines), 'each line names its run'
     assert all(line.startswith('sigmoid, seed 0') for line in second.splitlines()[: len(lines)])
     contents = ['dense', 'step 0/8', 'a warning', 'words of a library', 'step 8/8']
-    assert [content in line for content, line in zip(contents, lines, strict=True)] == [True] * 5
+    assert [sum(content in line for line in lines) for content in contents] == [1] * 5
     start_line, end_line = (next(line for line in lines if f'step {step}/8' in line) for step in (0, 8))
     assert re.findall(r'[\d.,]+', start_line.partition('step ')[2]) == ['0', '8', '1', '0.0'], (
         'no loss and no speed yet'

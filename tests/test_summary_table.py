@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from sinklab.cli import config_flags, sweep
+from sinklab.cli import sweep
 from sinklab.metrics.emergence import EmergenceSpan, merge_emergence
 from sinklab.metrics.metric import format_fixed
 from sinklab.report import summary_table, sweep_table
@@ -147,23 +147,12 @@ def test_legend_explains_parentheses_only_if_used(published, is_shown):
     assert ('in parentheses' in sweep.format_legend(headings, rows)) == is_shown
 
 
-def test_format_comparison_has_measured_and_expected_values_and_page():
+def test_format_observations_has_measured_values_and_page():
     results = {'a': (48.5, 'emerges by step 5'), 'b': (None, 'diverged 1/1')}
-    text = summary_table.format_comparison(results, {'a': '18.2 %', 'c': '5 %'}, 'published', 'runs/report.html')
-    assert re.findall(r'[\d.]+ %|report.html', text) == ['48.5 %', '18.2 %', 'report.html']
+    text = summary_table.format_observations(results, 'runs/report.html')
+    assert re.findall(r'[\d.]+ %|report.html', text) == ['48.5 %', 'report.html']
     assert re.search(r'unknown\b.*\bb\b.*diverged 1/1', text)
-    assert (
-        summary_table.format_comparison({str(index): (1.0, '') for index in range(7)}, {}, '', 'page') == 'page: page'
-    )
-
-
-def test_expected_sinks_exist_only_for_unmodified_quickstart():
-    module = config_flags.load_config_module(QUICKSTART_CONFIG)
-    rows, source = config_flags.get_expected_sinks(module, 'quickstart', [])
-    assert {'softmax', 'sigmoid_apple'} <= rows.keys()
-    assert 'docs/results/quickstart.md' in source
-    assert config_flags.get_expected_sinks(module, 'smoke', []) is None
-    assert config_flags.get_expected_sinks(module, 'quickstart', ['--config.seed=1']) is None
+    assert summary_table.format_observations({str(row): (1.0, '') for row in range(7)}, 'page') == 'page: page'
 
 
 def test_sweep_legend_covers_each_column():

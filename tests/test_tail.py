@@ -7,6 +7,7 @@ from conftest import make_tiny_spec
 
 from sinklab.cli import tail
 from sinklab.cli.main import main
+from sinklab.cli.progress import RunFollower
 from sinklab.run_dir import RunDir
 from sinklab.storage.folder_lock import hold_folder
 from sinklab.train.callbacks import Callback
@@ -44,40 +45,65 @@ def write_attempts(folder, **steps_by_attention):
     folder.write_json('environment', dict(attempts=entries))
 
 
-def test_follow_run_reports_each_record_once_in_order_until_end(folder):
+def test_follower_reports_each_record_once_in_order(folder):
     callback = RecordingCallback()
-    with hold_folder(folder.path):
-        updates = tail.follow_run(folder, callback)
-        next(updates)
-        assert (callback.steps, callback.begin_calls) == ([], [])
-        write_attempts(folder, dense=0)
-        append_metrics(folder, format_record(1) + format_record(2))
-        next(updates)
-        append_metrics(folder, format_record(3)[:5])
-        next(updates)
-        assert (callback.steps, callback.begin_calls) == ([1, 2], [(0, 'dense', [])])
-        append_metrics(folder, format_record(3)[5:] + format_record(4))
-        next(updates)
-        next(updates)
-        write_attempts(folder, dense=0, chunked=4)
-        next(updates)
-        assert (callback.steps, callback.begin_calls[1:]) == ([1, 2, 3, 4], [(4, 'chunked, earlier dense', [])])
-        append_metrics(folder, format_record(5))
-        folder.write_json('outcome', dict(kind='done', message=''))
-    assert list(updates) == []
-    assert callback.steps == [1, 2, 3, 4, 5]
+    follower = RunFollower(folder, callback)
+    follower.poll()
+    assert (callback.steps, callback.begin_calls) == ([], [])
+    write_attempts(folder, dense=0)
+    append_metrics(folder, format_record(1) + format_record(2))
+    follower.poll()
+    append_metrics(folder, format_record(3)[:5])
+    follower.poll()
+    assert (callback.steps, callback.begin_calls) == ([1, 2], [(0, 'dense', [])])
+    append_metrics(folder, format_record(3)[5:] + format_record(4))
+    follower.poll()
+    write_attempts(folder, dense=0, chunked=4)
+    follower.poll()
+    assert (callback.steps, callback.begin_calls[1:]) == ([1, 2, 3, 4], [(4, 'chunked, earlier dense', [])])
 
 
-def test_follow_run_starts_with_last_measurement_and_newest_record(folder):
+def test_follower_starts_with_last_measurement_and_newest_record(folder):
     for step in range(1, 9):
         append_metrics(folder, format_record(step, **({'sink/1': 0.5} if step in (3, 6) else {})))
     callback = RecordingCallback()
-    list(tail.follow_run(folder, callback))
+    RunFollower(folder, callback).poll()
     assert callback.steps == [6, 8]
     append_metrics(folder, format_record(9, **{'sink/1': 0.5}))
     callback = RecordingCallback()
-    list(tail.follow_run(folder, callback))
+    RunFollower(folder, callback).poll()
     assert callback.steps == [6, 9]
+
+
+def test_follower_of_resumed_run_skips_earlier_attempts(folder):
+    write_attempts(folder, dense=0)
+    callback = RecordingCallback()
+    follower = RunFollower(folder, callback, skips_past=True)
+    follower.poll()
+    assert callback.begin_calls == []
+    write_attempts(folder, dense=0, chunked=4)
+    follower.poll()
+    assert [step for step, *_ in callback.begin_calls] == [4]
+
+
+def test_tail_of_sweep_shows_all_runs_until_no_process_works_on_it(tmp_path, capsys, monkeypatch):
+    (tmp_path / 'sweep.json').write_text(json.dumps([dict(row=name, seeds={'0': 'to do'}) for name in 'ab']))
+
+    def start_run(name):
+        run_dir = RunDir(tmp_path / name)
+        run_dir.initialize(make_tiny_spec(), dict(row=name))
+        append_metrics(run_dir, format_record(8))
+        run_dir.write_json('outcome', dict(kind='done', message=''))
+
+    start_run('a-0')
+    with hold_folder(tmp_path):
+        actions = iter([lambda: start_run('b-0'), lambda: monkeypatch.setattr(tail, 'is_held', lambda folder: False)])
+        monkeypatch.setattr(tail.time, 'sleep', lambda seconds: next(actions)())
+        assert main(['tail', str(tmp_path)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:2] for line in lines] == [
+        [name, word] for name in ('a-0', 'b-0') for word in ('step', 'done')
+    ]
 
 
 @pytest.mark.parametrize(

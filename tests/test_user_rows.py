@@ -59,7 +59,7 @@ def parse_changes(description):
     ],
 )
 def test_row_diff_is_equal_in_description_record_and_spec(config_file, row, size, changes):
-    spec, record, description, _ = load_and_describe(f'{config_file}:{row}', [], size)
+    spec, record, description = load_and_describe(f'{config_file}:{row}', [], size)
     assert (parse_changes(description), f'at size {size}: ' in description) == (changes, True)
     for path, value in json.loads(json.dumps(record))['diff'].items():
         part, field = path.split('.')
@@ -75,11 +75,11 @@ def test_config_file_is_executed_once(config_file, tmp_path):
 
 def test_description_has_overrides_of_row_and_of_file_without_table(config_file):
     overrides = ['--config.optimizer.weight_decay=0.7', '--config.seed=3']
-    _, record, description, _ = load_and_describe(f'{config_file}:decay', overrides, 'smoke')
+    _, record, description = load_and_describe(f'{config_file}:decay', overrides, 'smoke')
     assert parse_changes(description) == [('optimizer.weight_decay', '0.1', '0.7')]
     assert record['overrides'] == {'optimizer.weight_decay': '0.7', 'seed': '3'}
     config_file.write_text('from sinklab.configs.default import get_config\n')
-    _, record, description, _ = load_and_describe(str(config_file), overrides, 'smoke')
+    _, record, description = load_and_describe(str(config_file), overrides, 'smoke')
     assert parse_changes(description) == [('optimizer.weight_decay', '0.1', '0.7')]
     assert load_and_describe(str(config_file), [], 'smoke')[2] is None
 
@@ -115,8 +115,6 @@ def test_field_named_like_a_method_is_set_by_rows_and_overrides(config_file):
         ('18.2', "float('nan')", ['long_warmup', 'published', 'sink/1']),
         ('published=', 'publishd=', ['softmax', 'publishd']),
         ('get_config =', 'ROWS = [5]\nget_config =', ['ROWS']),
-        ('get_config =', "EXPECTED = {'softmax': '17 %'}\nget_config =", ['EXPECTED', 'softmax']),
-        ('get_config =', "EXPECTED = {'rows': {'softmax': 17}, 'source': 'ours'}\nget_config =", ['EXPECTED']),
     ],
 )
 def test_malformed_table_is_refused_by_every_command(capsys, config_file, tmp_path, old, new, names):
@@ -127,14 +125,6 @@ def test_malformed_table_is_refused_by_every_command(capsys, config_file, tmp_pa
         line = get_error_line(capsys, *command, f'--config={config_file}{row}')
         assert [name for name in [str(config_file), *names] if name not in line] == []
     assert [path.name for path in tmp_path.iterdir() if path.is_dir()] == []
-
-
-def test_expected_values_hold_at_default_size_without_overrides(config_file):
-    config_file.write_text(f"{TABLE}\nEXPECTED = {{'rows': {{'softmax': '17 %'}}, 'source': 'ours'}}\n")
-    path = f'{config_file}:softmax'
-    assert load_and_describe(path, [], 'paper')[3] == ({'softmax': '17 %'}, 'ours')
-    assert load_and_describe(path, [], 'smoke')[3] is None
-    assert load_and_describe(path, ['--config.seed=1'], 'paper')[3] is None
 
 
 def test_sweep_and_train_refuse_folder_of_changed_row(capsys, config_file, tmp_path):

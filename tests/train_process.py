@@ -38,7 +38,7 @@ def main() -> None:
     )
     results = dict(batches={}, losses={}, read=[])
     with jax.set_mesh(mesh):
-        restored_step = checkpoints.find_latest_valid_step()[0] or 0
+        restored_step = checkpoints.choose_sound_step()[0] or 0
         train_state = (
             checkpoints.restore(restored_step, state.make_abstract_state(spec, mesh))
             if restored_step

@@ -5,7 +5,6 @@ import dataclasses
 import inspect
 import traceback
 import types
-from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ from sinklab.run_dir import RunDir
 from sinklab.run_ref import read_spec
 
 EXAMPLES = {'get_config': 'configs/quickstart.py', 'CLAIMS': 'configs/claims.py'}  # of what a config file defines
-ExpectedSinks = tuple[dict[str, str], str]  # ({row: expected Sink_1 as text}, source of these numbers)
 
 
 class Row(msgspec.Struct, forbid_unknown_fields=True):
@@ -29,13 +27,6 @@ class Row(msgspec.Struct, forbid_unknown_fields=True):
     published: dict[str, Any] = {}
     source: str = ''
     note: str = ''
-
-
-class Expected(msgspec.Struct, forbid_unknown_fields=True):
-    """EXPECTED of a config file: Sink_1 of rows as text, such as '17 %', and the source of these numbers."""
-
-    rows: dict[str, str]
-    source: str
 
 
 def add_size_argument(parser: argparse.ArgumentParser, default: str = 'that of FILE') -> None:
@@ -57,13 +48,12 @@ def load_spec(
     config_path: str, override_args: list[str], size: str | None = None, module: Any = None
 ) -> tuple[Spec, dict]:
     """Load the spec and the content of row.json of --config=FILE[:ROW]. For arguments see `load_and_describe`."""
-    spec, row_info, *_ = load_and_describe(config_path, override_args, size, module)
-    return spec, row_info
+    return load_and_describe(config_path, override_args, size, module)[:2]
 
 
 def load_and_describe(
     config_path: str, override_args: list[str], size: str | None = None, module: Any = None
-) -> tuple[Spec, dict, str | None, ExpectedSinks | None]:
+) -> tuple[Spec, dict, str | None]:
     """Load the spec of --config=FILE[:ROW] at a size, with overrides applied.
 
     Args:
@@ -73,8 +63,7 @@ def load_and_describe(
         module: The module of the config file, if it has been loaded already; None: load it.
 
     Returns:
-        The spec, the content of row.json, a line about the fields that the row and the overrides change,
-        or None, and the result of `get_expected_sinks`.
+        The spec, the content of row.json, and a line about the fields that the row and the overrides change, or None.
 
     Raises:
         UserError: The config file, the row, the size, an override or the resulting config is invalid.
@@ -89,7 +78,7 @@ def load_and_describe(
     row_record = row_info | dict(size=size, overrides=overrides)
     baseline = get_baseline(module, size) if row else None
     description = describe_changes(baseline or file_values, spec, size) if baseline or overrides else None
-    return spec, row_record, description, get_expected_sinks(module, size, overrides)
+    return spec, row_record, description
 
 
 def describe_changes(baseline: dict[str, Any], spec: Spec, size: str | None) -> str:
@@ -300,7 +289,7 @@ def load_config_module(file: str, required_name: str = 'get_config') -> Any:
 
 
 def check_tables(module: Any, file: str) -> None:
-    """Raise UserError if ROWS or EXPECTED of a config file does not have the expected form."""
+    """Raise UserError if ROWS of a config file does not have the expected form."""
     rows, place = getattr(module, 'ROWS', {}), 'ROWS'
     try:
         msgspec.convert(rows, dict[str, Any])
@@ -309,8 +298,6 @@ def check_tables(module: Any, file: str) -> None:
             for name, value in msgspec.convert(row_info, Row).published.items():
                 if value is not True:  # as in fails=True
                     parse_value(f'{file}: {place}: published {name}', value, FiniteFloat)
-        place = 'EXPECTED'
-        msgspec.convert(getattr(module, 'EXPECTED', None), Expected | None)
     except msgspec.ValidationError as error:
         raise UserError(f'{file}: {place}: {error}; see configs/quickstart.py') from error
 
@@ -329,14 +316,3 @@ def list_config_files() -> list[str]:
     files = Path(configs.__file__).parent.glob('*.py')
     names = [path.name for path in files if 'get_config' in path.read_text(encoding='utf-8') and path.stem != 'table']
     return [f'configs/{name}' for name in sorted(names)]
-
-
-def get_expected_sinks(module: Any, size: str | None, overrides: Collection[str]) -> ExpectedSinks | None:
-    """Return the expected Sink_1 of rows, as text, and the source, from EXPECTED of a config file.
-
-    They hold without overrides at the default size of the file; otherwise the result is None.
-    """
-    expected = getattr(module, 'EXPECTED', None)
-    if not expected or overrides or size != get_default_size(module):
-        return None
-    return expected['rows'], expected['source']

@@ -25,32 +25,14 @@ def set_fast_compile_flags(size: str | None) -> None:
 
     Call this before jax initializes its backend: XLA_FLAGS is read then.
     """
-    xla_flags, is_cpu_only = (
-        os.environ.get('XLA_FLAGS', ''),
-        not any(map(importlib.util.find_spec, ACCELERATOR_PACKAGES)),
-    )
+    xla_flags = os.environ.get('XLA_FLAGS', '')
+    is_cpu_only = not any(map(importlib.util.find_spec, ACCELERATOR_PACKAGES))
     if size in FAST_COMPILE_SIZES and '--xla_backend' not in xla_flags and is_cpu_only:
         os.environ['XLA_FLAGS'] = f'{xla_flags} {FAST_COMPILE_FLAGS}'.strip()
 
 
-@dataclasses.dataclass
-class ProgramCounter:
-    """Counter of the programs that jax looks up in its compilation cache; its text is a line for the user."""
-
-    folder: str
-    num_requests: int = 0
-    num_hits: int = 0
-
-    def count_event(self, event: str, **_: object) -> None:
-        self.num_requests += event == '/jax/compilation_cache/compile_requests_use_cache'
-        self.num_hits += event == '/jax/compilation_cache/cache_hits'
-
-    def __str__(self) -> str:
-        return f'programs: {self.num_requests - self.num_hits} compiled, {self.num_hits} found in {self.folder}'
-
-
-def set_compilation_cache(folder: str | None) -> ProgramCounter | None:
-    """Set the folder in which jax keeps compiled programs; return the counter of programs, or None without a cache.
+def set_compilation_cache(folder: str | None) -> None:
+    """Set the folder in which jax keeps compiled programs.
 
     Args:
         folder: The folder, or 'none' for no cache; None: that of jax's configuration, or that of the user, one for
@@ -70,13 +52,9 @@ def set_compilation_cache(folder: str | None) -> ProgramCounter | None:
         except OSError:
             folder = 'none'
     jax.config.update('jax_enable_compilation_cache', folder != 'none')
-    if folder == 'none':
-        return None
-    jax.config.update('jax_compilation_cache_dir', folder)
-    jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
-    counter = ProgramCounter(folder)
-    jax.monitoring.register_event_listener(counter.count_event)
-    return counter
+    if folder != 'none':
+        jax.config.update('jax_compilation_cache_dir', folder)
+        jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
 
 
 def add_cache_argument(parser: argparse.ArgumentParser) -> None:

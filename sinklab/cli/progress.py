@@ -1,33 +1,28 @@
 """Progress display of running runs: live bars on a terminal, otherwise a line for each run every LOG_SECONDS.
 
-A sweep trains its runs in processes of their own. It sets SINKLAB_PROGRESS=json for them. They then write their
-numbers as JSON text sequences (RFC 7464) to standard error, and the sweep shows them all in one display. A terminal
+A run shows its own records; `sinklab sweep` and `sinklab tail` read those of all runs from their folders. A terminal
 or a disk that cannot be written does not end a run: errors of printing are suppressed.
 """
 
 import contextlib
 import dataclasses
-import json
-import os
+import datetime
 import sys
 import threading
 import time
-from collections.abc import Callable
-from typing import Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
 from sinklab.cli import terminal
 from sinklab.config.spec import Spec
-from sinklab.exit_status import STOPPING_MESSAGE, ExitStatus
+from sinklab.exit_status import STOPPING_MESSAGE
 from sinklab.metrics.registry import HEADLINE_METRIC
+from sinklab.run_dir import RunDir
+from sinklab.storage.files import DamagedFileError
 from sinklab.sweep.plan import SweepRun
-from sinklab.sweep.run import PROGRESS_VARIABLE
-from sinklab.train.callbacks import Callback
+from sinklab.train.callbacks import Callback, summarize_newest_attempt
 
 LOG_SECONDS = 10.0  # seconds between two lines of a log
-RECORD_SEPARATOR = '\x1e'  # the character before each record of a JSON text sequence
-RECORD_SECONDS = 0.2  # seconds between two records
 LOSS_METRIC, SPEED_METRIC = 'train/loss', 'speed/tokens_per_second'
 MAX_FINISHED_BARS = 8  # in a sweep with more runs than this, the bar of a run is hidden when the run ends
 
@@ -42,9 +37,17 @@ class LatestMetrics:
     speed: str = '-'
     sink: str = '-'
     sink_step: int | None = None  # the step of `sink`
+    first_time: tuple[int, float] | None = None  # the first step of this attempt that is known, and its seconds
+    remaining: str = ''  # the remaining time
 
     def update(self, record: dict) -> None:
         self.step = record['step']
+        if 'seconds' in record and LOSS_METRIC in record:
+            first_step, first_seconds = self.first_time = self.first_time or (self.step, record['seconds'])
+            if self.step > first_step:
+                seconds_per_step = (record['seconds'] - first_seconds) / (self.step - first_step)
+                remaining = datetime.timedelta(seconds=round((self.num_steps - self.step) * seconds_per_step))
+                self.remaining = f'  {remaining} left' if remaining else ''
         if LOSS_METRIC in record:
             self.loss = f'{record[LOSS_METRIC]:.3f}'
         if SPEED_METRIC in record:
@@ -57,7 +60,7 @@ class LatestMetrics:
         step_suffix = '' if self.sink_step in (None, self.step) else f' at step {self.sink_step}'
         return (
             f'step {self.step}/{self.num_steps}  loss {self.loss}  {self.speed} '
-            f'tokens/s  {HEADLINE_METRIC.label} {self.sink}{step_suffix}'
+            f'tokens/s  {HEADLINE_METRIC.label} {self.sink}{step_suffix}{self.remaining}'
         )
 
     def format_bar_text(self) -> str:
@@ -116,65 +119,42 @@ class ProgressDisplay:
 
 
 class ProgressCallback(Callback):
-    """Callback that shows the progress of one run, or writes records for the display of its sweep.
-
-    As a context manager it shows the bar, and removes it at the end.
+    """Callback that shows the progress of one run in a display.
 
     Args:
+        display: The display, which may show other runs, too.
         name: The name of the run.
         spec: The spec of the run.
-        compilation_cache: Its text says how many programs were compiled; it is printed after the first step.
-        stderr: True: write to standard error; False: to standard output.
         row_description: The fields that the row changes at its size, in one line.
+        shows_facts: Whether to print facts about the run, such as its attention backend, above the bars.
     """
 
     def __init__(
         self,
+        display: ProgressDisplay,
         name: str,
         spec: Spec,
-        compilation_cache: object = None,
-        stderr: bool = True,
         row_description: str | None = None,
+        shows_facts: bool = True,
     ):
-        self.name, self.num_steps, self.checkpoint = name, spec.optimizer.steps, spec.checkpoint
-        self.compilation_cache, self.row_description = compilation_cache, row_description
-        self.has_epochs, self.record_time = False, 0.0
-        self.is_in_sweep = os.environ.get(PROGRESS_VARIABLE) == 'json'
-        self.display = ProgressDisplay(terminal.make_console(stderr=stderr))
-        self.key = self.display.add(name, self.num_steps)
-
-    def __enter__(self) -> 'ProgressCallback':
-        if not self.is_in_sweep:
-            self.display.__enter__()
-        return self
-
-    def __exit__(self, *_) -> None:
-        self.display.__exit__()
+        self.display, self.name = display, name
+        self.num_steps, self.checkpoint = spec.optimizer.steps, spec.checkpoint
+        self.row_description, self.shows_facts, self.has_epochs = row_description, shows_facts, False
+        self.key = display.add(name, self.num_steps)
 
     def on_record(self, record: dict, written: bool) -> None:
-        if self.compilation_cache and LOSS_METRIC in record:
-            self.print_fact(str(self.compilation_cache))
-            self.compilation_cache = None
         if not self.has_epochs and 'data/epoch' in record:
             self.has_epochs = True
             epochs = record['data/epoch'] * self.num_steps / record['step']
             share = f'{100 * epochs:.3g} % of the data' if epochs < 1 else f'the data {epochs:.3g} times'
             self.print_fact(f'{self.num_steps} steps read {share}')
-        if not self.is_in_sweep:
-            self.display.update(self.key, record)
-            return
-        is_due = record['step'] == self.num_steps or HEADLINE_METRIC.name in record
-        if is_due or time.monotonic() - self.record_time > RECORD_SECONDS:
-            self.record_time = time.monotonic()
-            names = 'step', LOSS_METRIC, SPEED_METRIC, HEADLINE_METRIC.name
-            write_record(record={name: record[name] for name in names if name in record})
+        self.display.update(self.key, record)
 
     def on_message(self, line: str) -> None:
-        """Print a message for the user; a sweep shows it beside its bars as well."""
-        write_record(warning=line) if self.is_in_sweep else self.print_fact(line)
+        self.display.print_line(f'{self.name}  {line}')
 
     def on_train_begin(self, step: int, attention: str, changes: list[str]) -> None:
-        if self.row_description and not self.is_in_sweep:  # a sweep has printed the descriptions of all rows
+        if self.row_description:
             self.print_fact(self.row_description)
         self.print_fact(f'attention: {attention}')
         if changes:
@@ -191,42 +171,48 @@ class ProgressCallback(Callback):
             )
 
     def print_fact(self, line: str) -> None:
-        """Print a fact about the run that a log should contain, after the name of the run."""
-        write_record(note=line) if self.is_in_sweep else self.display.print_line(f'{self.name}  {line}')
-
-    def finish(self, exit_status: ExitStatus, message: str, print_results: Callable[[], None]) -> None:
-        """Remove the bar, and print how the run has ended; a sweep prints that of all runs itself.
-
-        Args:
-            exit_status: The exit status of the run.
-            message: The line to print if the exit code is not 0.
-            print_results: Prints the results of the run if its exit code is 0.
-        """
-        self.display.__exit__()
-        if self.is_in_sweep:
-            return
-        if exit_status.exit_code:
-            self.display.print_line(message)
-            return
-        try:
-            print_results()
-            sys.stdout.flush()
-        except OSError:
-            terminal.discard_stdout()
+        if self.shows_facts:
+            self.on_message(line)
 
 
-def write_record(**content: Any) -> None:
-    """Write a progress record to standard error, for the sweep that has started this process."""
-    with contextlib.suppress(OSError):
-        print(f'{RECORD_SEPARATOR}{json.dumps(content)}', file=sys.stderr, flush=True)
+class MessageCallback(Callback):
+    """Callback that only prints messages for the user, to standard error."""
+
+    def on_message(self, line: str) -> None:
+        with contextlib.suppress(OSError):
+            print(line, file=sys.stderr, flush=True)
 
 
-def parse_record(text: str) -> dict | None:
-    """Parse a record of a JSON text sequence (RFC 7464); return None for any other line."""
-    try:
-        return json.loads(text[1:]) if text.startswith(f'{RECORD_SEPARATOR}{{') else None
-    except ValueError:
-        return None
+class RunFollower:
+    """Reader of the folder of a running run that passes what is new to a callback.
+
+    Args:
+        run_dir: The folder of the run, which need not exist yet.
+        callback: Receives the newest attempt and its records.
+        skips_past: Whether an attempt that has been recorded already is skipped.
+    """
+
+    def __init__(self, run_dir: RunDir, callback: Callback, skips_past: bool = False):
+        self.run_dir, self.callback, self.num_lines = run_dir, callback, None
+        self.num_attempts = len(self.read_attempts()) if skips_past else 0
+
+    def read_attempts(self) -> list[dict]:
+        return self.run_dir.read_environment().get('attempts', [])
+
+    def poll(self) -> None:
+        """Pass a new attempt and new records to the callback; at first, the newest Sink_1 and the newest record."""
+        attempts = self.read_attempts()
+        if len(attempts) > self.num_attempts:
+            self.num_attempts = len(attempts)
+            self.callback.on_train_begin(*summarize_newest_attempt(self.run_dir, attempts))
+        records = self.run_dir.read_metric_lines()
+        if self.num_lines is None:
+            new_records = [record for record in records[:-1] if HEADLINE_METRIC.name in record][-1:] + records[-1:]
+        else:
+            new_records = records[self.num_lines :]
+        self.num_lines = len(records)  # fewer than before if the run has resumed from an earlier step
+        for record in new_records:
+            self.callback.on_record(record, written=True)
 
 
 class SweepDisplay(ProgressDisplay):
@@ -240,9 +226,10 @@ class SweepDisplay(ProgressDisplay):
     def __init__(self, runs: list[SweepRun], jobs: int):
         super().__init__(terminal.make_console(stderr=True))
         self.pending_runs, self.seeds = [run for run in runs if run.outcome == 'to do'], {run.seed for run in runs}
-        self.keys, self.lock, self.total_bar = {}, threading.Lock(), None
+        self.followers, self.lock, self.total_bar = {}, threading.Lock(), None
         if self.is_live and len(self.pending_runs) > jobs:
-            self.total_bar = self.bars.add_task('all runs', total=len(self.pending_runs), text='')
+            num_steps = sum(run.spec.optimizer.steps for run in self.pending_runs)
+            self.total_bar = self.bars.add_task('all runs', total=num_steps, text='')
 
     def format_run_name(self, run: SweepRun) -> str:
         return run.row if self.is_live and len(self.seeds) == 1 else str(run)
@@ -251,31 +238,33 @@ class SweepDisplay(ProgressDisplay):
         if not self.is_live:
             self.print_line(label)
         with self.lock:
-            self.keys[id(run)] = self.add(self.format_run_name(run), run.spec.optimizer.steps)
+            callback = ProgressCallback(self, self.format_run_name(run), run.spec, shows_facts=not self.is_live)
+            self.followers[id(run)] = RunFollower(run.run_dir, callback, skips_past=True)
 
-    def on_output_line(self, run: SweepRun, line: bytes) -> bool:
-        """Show a line from the process of a run; return whether it is a progress record."""
-        text, name = line.decode(errors='backslashreplace').removesuffix('\n'), self.format_run_name(run)
-        content = parse_record(text)
-        if content is None:
-            # The stop message of a run has a command that resumes only this run, not the sweep: it is not shown.
-            is_stop_message = text == STOPPING_MESSAGE or (self.is_stopping and text.startswith('sinklab train: '))
-            if text.strip() and not is_stop_message:
-                self.print_line(f'{name}: {text}')
-        elif 'record' in content:
-            self.update(self.keys[id(run)], content['record'])
-        elif 'warning' in content or not self.is_live:
-            self.print_line(f'{name}  {content.get("warning", content.get("note"))}')
-        return content is not None
+    def poll(self) -> None:
+        """Show what the running runs have written since the last call."""
+        with self.lock, contextlib.suppress(OSError, DamagedFileError):  # about which the run itself tells
+            for follower in self.followers.values():
+                follower.poll()
+        if self.total_bar is not None:
+            num_done = sum(metrics.step == metrics.num_steps for metrics in self.metrics.values())
+            num_steps = sum(metrics.step for metrics in self.metrics.values())
+            self.bars.update(self.total_bar, completed=num_steps, text=f'{num_done}/{len(self.pending_runs)} runs')
+
+    def on_output_line(self, run: SweepRun, line: bytes) -> None:
+        """Show a line from the process of a run, except how it has stopped: the sweep tells that itself."""
+        text = line.decode(errors='backslashreplace').removesuffix('\n')
+        if text.strip() and text != STOPPING_MESSAGE and not text.startswith('sinklab train: '):
+            self.print_line(f'{self.format_run_name(run)}: {text}')
 
     def on_run_end(self, run: SweepRun) -> None:
-        key = self.keys[id(run)]
+        self.poll()
+        with self.lock:
+            key = self.followers.pop(id(run)).callback.key
         is_stopped = run.outcome == 'to do'
         message = run.read_last_outcome().get('message') if is_stopped else run.reason
         if message:
             self.print_line(f'{self.format_run_name(run)}: {"stopped" if is_stopped else run.outcome}: {message}')
-        if self.total_bar is not None:
-            self.bars.advance(self.total_bar)
         self.bars.update(key, visible=len(self.pending_runs) <= MAX_FINISHED_BARS)
 
     def on_stop_signal(self) -> None:

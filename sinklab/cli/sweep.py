@@ -101,12 +101,12 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
             for run in {run.row: run for run in runs}.values():
                 changes = config_flags.describe_changes(baseline, run.spec, run.size)
                 print_status(f'sinklab sweep: {run.row} {changes}')
+        write_table(args, extra_args, table, runs)  # so that other commands find the runs
         stop_signal = train_runs(
             runs, lambda run: make_train_command(f'{args.config}:{run.row}', run, options), check_owner, args.jobs
         )
         check_owner()
-        expected = config_flags.get_expected_sinks(module, runs[0].size, extra_args)
-        write_summary(args, extra_args, table, runs, stop_signal, expected)
+        print_summary(args, *write_table(args, extra_args, table, runs), stop_signal)
     return report_failures('sweep', runs, stop_signal)
 
 
@@ -163,36 +163,40 @@ def format_seed_flags(seed: int) -> list[str]:
 
 
 def make_train_command(config_path: str, run: SweepRun, options: list[str]) -> list[str]:
-    flags = [f'--config={config_path}', f'--workdir={run.run_dir}', '--processes=1']
+    flags = [f'--config={config_path}', f'--workdir={run.run_dir}', '--processes=1', '--quiet']
     return [*get_program_argv(), 'train', *flags, *options, *format_seed_flags(run.seed)]
 
 
-def write_summary(
-    args: argparse.Namespace,
-    extra_args: list[str],
-    table: dict[str, dict],
-    runs: list[SweepRun],
-    stop_signal: int | None,
-    expected: config_flags.ExpectedSinks | None,
-) -> None:
-    """Write sweep.json, and report.html if requested, then print the results of all runs."""
-    from sinklab.report import summary_table, sweep_table
+def write_table(
+    args: argparse.Namespace, extra_args: list[str], table: dict[str, dict], runs: list[SweepRun]
+) -> tuple[list[dict], dict]:
+    """Write sweep.json, and return its rows and when the sink of each row emerges."""
+    from sinklab.report import sweep_table
 
     overrides = dict(map(config_flags.parse_override, extra_args))
     groups = [make_run_group(dict(row_info, overrides=overrides), runs) for row_info in table.values()]
-    rows, spans = sweep_table.make_sweep_table(groups), sweep_table.compute_spans(groups)
-    text, sweep_dir = json.dumps(rows, indent=2, allow_nan=False), parse_path(args.workdir)
+    rows, sweep_dir = sweep_table.make_sweep_table(groups), parse_path(args.workdir)
     with open_writable_folder(sweep_dir), atomic_write(sweep_dir / 'sweep.json') as temp_path:
-        temp_path.write_text(text + '\n', encoding='utf-8')
-    page_path = report.write_page(sweep_dir) if args.report and not stop_signal else None
+        temp_path.write_text(format_json(rows) + '\n', encoding='utf-8')
+    return rows, sweep_table.compute_spans(groups)
+
+
+def format_json(rows: list[dict]) -> str:
+    return json.dumps(rows, indent=2, allow_nan=False)
+
+
+def print_summary(args: argparse.Namespace, rows: list[dict], spans: dict, stop_signal: int | None) -> None:
+    """Print the results of all runs, after writing report.html if it is requested."""
+    from sinklab.report import summary_table
+
+    page_path = report.write_page(parse_path(args.workdir)) if args.report and not stop_signal else None
     if args.json:
-        print(text)
+        print(format_json(rows))
     elif not stop_signal:
         headings, lines = build_summary_table(rows, spans)
         print_table_with_note(headings, lines, format_legend(headings, rows))
         observations = summary_table.summarize_sink_of_rows(rows, spans)
-        published = expected or summary_table.collect_published_rates(table)
-        print_wrapped(summary_table.format_comparison(observations, *published, page_path))
+        print_wrapped(summary_table.format_observations(observations, page_path))
         if page_path is None:
             print_status(f'For a report with plots: {shlex.join(["sinklab", "report", args.workdir])}')
 

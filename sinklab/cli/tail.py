@@ -1,69 +1,74 @@
-"""Follow a run in progress from any terminal: its step, loss and Sink_1, and how it ends.
+"""Follow a run or a sweep in progress from any terminal: step, loss and Sink_1 of each run, and how it ends.
 
-The command only reads the run folder. Ctrl-C ends the command, not the run.
+The command only reads the folder. Ctrl-C ends the command, not the run.
 
 example:
   sinklab tail runs/softmax
+  sinklab tail runs/sweep
   sinklab tail runs/softmax | grep loss
 """
 
 import argparse
 import contextlib
 import time
-from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-from sinklab.metrics.registry import HEADLINE_METRIC
 from sinklab.run_dir import RunDir
 from sinklab.run_ref import read_spec
 from sinklab.storage.folder_lock import is_held
-from sinklab.storage.paths import is_remote, make_absolute
-from sinklab.train.callbacks import Callback, summarize_newest_attempt
+from sinklab.storage.paths import is_remote, make_absolute, parse_path
+
+if TYPE_CHECKING:
+    from sinklab.cli.progress import ProgressDisplay
 
 POLL_SECONDS = 1.0  # seconds between two polls
 REMOTE_POLL_SECONDS = 20.0  # in a bucket, where metrics.jsonl is read whole and written once a minute
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument('run', metavar='RUN', help='run folder, such as runs/softmax')
+    parser.add_argument('run', metavar='DIR', help='folder of a run or of a sweep, such as runs/softmax')
 
 
 def run(args: argparse.Namespace, extra_args: list[str]) -> int:
-    from sinklab.cli.progress import ProgressCallback
+    from sinklab.cli import terminal
+    from sinklab.cli.progress import ProgressDisplay
 
-    run_dir = RunDir(args.run)
-    spec = read_spec(run_dir)
-    name = run_dir.read_json('row')['row'] or make_absolute(run_dir.path).name
-    with contextlib.suppress(KeyboardInterrupt), ProgressCallback(name, spec, stderr=False) as progress:
-        for _ in follow_run(run_dir, progress):
-            time.sleep(REMOTE_POLL_SECONDS if is_remote(run_dir.path) else POLL_SECONDS)
-        progress.on_message(describe_outcome(run_dir))
+    folder = parse_path(args.run)
+    if not (folder / 'sweep.json').exists():
+        read_spec(RunDir(folder))  # raises if the folder holds no run
+    with contextlib.suppress(KeyboardInterrupt), ProgressDisplay(terminal.make_console()) as display:
+        follow_runs(folder, display)
     return 0
 
 
-def follow_run(run_dir: RunDir, callback: Callback) -> Iterator[None]:
-    """Pass the newest attempt and records of a run to a callback, and later ones until the run is over.
+def follow_runs(folder: Path, display: 'ProgressDisplay') -> None:
+    """Show the runs of a folder, and how each has ended, until no process works on the folder."""
+    from sinklab.cli.progress import ProgressCallback, RunFollower
+    from sinklab.cli.report import list_sweep_runs
 
-    Yields:
-        None after each poll; the caller waits before the next one.
-    """
-    num_attempts, num_lines = 0, None
+    followers, ended_runs = {}, set()
     while True:
-        is_over = (run_dir.path / 'outcome.json').exists() or not is_held(run_dir.path)
-        attempts = run_dir.read_environment().get('attempts', [])
-        if len(attempts) > num_attempts:
-            num_attempts = len(attempts)
-            callback.on_train_begin(*summarize_newest_attempt(run_dir, attempts))
-        records = run_dir.read_metric_lines()
-        if num_lines is None:  # of the past, show the newest Sink_1 and the newest record
-            new_records = [record for record in records[:-1] if HEADLINE_METRIC.name in record][-1:] + records[-1:]
-        else:
-            new_records = records[num_lines:]
-        num_lines = len(records)  # fewer than before if the run has resumed from an earlier step
-        for record in new_records:
-            callback.on_record(record, written=True)
-        if is_over:  # determined before the records were read, so that none is missed
+        is_over = not is_running(folder)  # determined before records are read, so that none is missed
+        for path in list_sweep_runs(folder) or [folder]:
+            if path not in followers:
+                run_dir = RunDir(path)
+                row = run_dir.read_json('row')['row'] if path == folder else None
+                callback = ProgressCallback(display, row or make_absolute(path).name, read_spec(run_dir))
+                followers[path] = RunFollower(run_dir, callback)
+        for path, follower in followers.items():
+            has_ended = not is_running(path)
+            follower.poll()
+            if has_ended and path not in ended_runs:
+                follower.callback.on_message(describe_outcome(follower.run_dir))
+            ended_runs = ended_runs | {path} if has_ended else ended_runs - {path}  # a sweep may start it again
+        if is_over:
             return
-        yield
+        time.sleep(REMOTE_POLL_SECONDS if is_remote(folder) else POLL_SECONDS)
+
+
+def is_running(folder: Path) -> bool:
+    return is_held(folder) and not (folder / 'outcome.json').exists()
 
 
 def describe_outcome(run_dir: RunDir) -> str:

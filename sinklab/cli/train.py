@@ -57,9 +57,7 @@ class RunRequest:
     spec: Spec
     row: dict
     description: str | None
-    expected: config_flags.ExpectedSinks | None
     layout: Hardware
-    program_counter: hardware_flags.ProgramCounter | None
     profile_steps: range | None
 
 
@@ -86,6 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     hardware_flags.add_arguments(parser)
     hardware_flags.add_cache_argument(parser)
+    parser.add_argument('--quiet', action='store_true', help='print warnings and errors only')
     parser.add_argument(
         '--tensorboard', action='store_true', help='also write TensorBoard events into DIR/tensorboard'
     )
@@ -123,7 +122,8 @@ def run_training(args: argparse.Namespace, extra_args: list[str], group: Process
     Raises:
         UserError: The arguments are invalid on any process, or differ between processes.
     """
-    from sinklab.cli.progress import ProgressCallback
+    from sinklab.cli import terminal
+    from sinklab.cli.progress import MessageCallback, ProgressCallback, ProgressDisplay
     from sinklab.train import loop
     from sinklab.train.run_outcome import DivergedError, ReplicaMismatchError, StoppedBySignal, classify_error
 
@@ -134,15 +134,13 @@ def run_training(args: argparse.Namespace, extra_args: list[str], group: Process
     warm_start = run_on_all_or_raise(group, lambda: load_warm_start(request.parent, parent_step))
     with contextlib.ExitStack() as stack:
         callbacks, records = [], []
-        if group.process_index == 0:
-            progress = ProgressCallback(
-                row['row'] or row['config'],
-                request.spec,
-                request.program_counter,
-                row_description=request.description,
-            )
-            stack.enter_context(progress)
-            callbacks = [progress, *make_callbacks(args, request, progress.on_message)]
+        if group.process_index == 0 and args.quiet:
+            callbacks = [MessageCallback()]
+        elif group.process_index == 0:
+            display = stack.enter_context(ProgressDisplay(terminal.make_console(stderr=True)))
+            callbacks = [ProgressCallback(display, row['row'] or row['config'], request.spec, request.description)]
+        if callbacks:
+            callbacks += make_callbacks(args, request, callbacks[0].on_message)
         try:
             records = loop.train(
                 request.spec,
@@ -165,11 +163,14 @@ def run_training(args: argparse.Namespace, extra_args: list[str], group: Process
             exit_status = dataclasses.replace(classify_error(error), message=message)
         except (ReplicaMismatchError, StoppedBySignal) as error:
             exit_status = classify_error(error)
-        message = f'sinklab train: {process_flags.format_exit_status(exit_status)}'
-        if callbacks:
-            progress.finish(exit_status, message, lambda: print_results(run_dir, row, records, request.expected))
-        elif exit_status.exit_code:
-            print(message, file=sys.stderr)
+    try:
+        if exit_status.exit_code:
+            print(f'sinklab train: {process_flags.format_exit_status(exit_status)}', file=sys.stderr, flush=True)
+        elif group.process_index == 0 and not args.quiet:
+            print_results(run_dir, row, records)
+            sys.stdout.flush()
+    except OSError:
+        terminal.discard_stdout()
     return exit_status
 
 
@@ -192,10 +193,11 @@ def prepare_run(args: argparse.Namespace, extra_args: list[str], group: ProcessG
         from_flag = hf.resolve_from_flag(from_flag, run_dir)
     parent = parse_from_flag(from_flag) if from_flag else None
     parent_step = choose_step(parent, run_dir) if parent else None
-    spec, row, description, expected = load_requested_spec(args, extra_args, run_dir, parent)
+    spec, row, description = load_requested_spec(args, extra_args, run_dir, parent)
     layout = hardware_flags.parse_hardware(args)
     device_mesh.split_cpu_devices(layout, group.process_count)
     hardware_flags.set_fast_compile_flags(row['size'])
+    hardware_flags.set_compilation_cache(args.compiled)
     return RunRequest(
         run_dir=run_dir,
         parent=parent,
@@ -203,21 +205,18 @@ def prepare_run(args: argparse.Namespace, extra_args: list[str], group: ProcessG
         spec=spec,
         row=row,
         description=description,
-        expected=expected,
         layout=layout,
-        program_counter=hardware_flags.set_compilation_cache(args.compiled),
         profile_steps=args.profile and parse_profile_steps(args.profile, run_dir, spec.optimizer.steps),
     )
 
 
 def load_requested_spec(
     args: argparse.Namespace, extra_args: list[str], run_dir: RunDir, parent: WarmStartFlag | None
-) -> tuple[Spec, dict, str | None, config_flags.ExpectedSinks | None]:
+) -> tuple[Spec, dict, str | None]:
     """Load the requested spec, from a config file or from the parent run of a fork.
 
     Returns:
-        The spec; the content of row.json; a line about the fields that the row changes or about the optimizer; and
-        the expected sinks of the config file.
+        The spec, the content of row.json, and a line about the fields that the row changes or about the optimizer.
 
     Raises:
         UserError: Neither --config nor --from is given, or the config is invalid.
@@ -232,7 +231,7 @@ def load_requested_spec(
         raise UserError(f'--size={args.size} is for a row of --config; remove it: a fork keeps the size of its run')
     source_dir = parent.run_dir if parent.run_dir.has_run() else run_dir
     spec, row = config_flags.load_run_config(source_dir, make_absolute(run_dir.path).name, extra_args)
-    return spec, row, config_flags.describe_optimizer_source(row, spec) if parent.takes == 'params' else None, None
+    return spec, row, config_flags.describe_optimizer_source(row, spec) if parent.takes == 'params' else None
 
 
 def parse_from_flag(from_flag: str) -> WarmStartFlag:
@@ -281,24 +280,20 @@ def get_recorded_step(flag: WarmStartFlag, child_dir: RunDir) -> int:
     Raises:
         UserError: The run is no fork, or a fork of another checkpoint than --from names.
     """
-    lineage, parent_dir = child_dir.read_lineage(), flag.run_dir
+    lineage = child_dir.read_lineage()
     if not lineage:
         raise UserError(
             f'{child_dir} contains a run that is not a fork; give a new folder, or remove --from to continue that run'
         )
-    recorded_path, recorded_step = join_path(child_dir.path, lineage['run']), lineage['step']
-    takes = lineage.get('takes', '')
-    recorded_ref = format_run_ref(takes, recorded_path, recorded_step)
-    message = f'{child_dir} contains a fork of {recorded_ref}, and --from={flag.flag_text}'
-    is_moved = recorded_path != resolve_path(parent_dir.path)
-    if flag.step not in (None, recorded_step) or (
-        is_moved and digests.compute_checkpoint_digest(parent_dir, recorded_step) != lineage.get('digest')
-    ):
-        raise UserError(f'{message} is another checkpoint; give the current path of the first one, or a new folder')
-    if flag.takes != takes:
-        option = f'--from={format_run_ref(takes, parent_dir, recorded_step)}'
-        raise UserError(f'{message} takes another part of it; give {shlex.quote(option)}')
-    return recorded_step
+    step = lineage['step']
+    recorded = format_run_ref(lineage.get('takes', ''), join_path(child_dir.path, lineage['run']), step)
+    given_step = step if flag.step is None else flag.step
+    if format_run_ref(flag.takes, resolve_path(flag.run_dir.path), given_step) != recorded:
+        raise UserError(
+            f'{child_dir} contains a fork of another checkpoint than --from={flag.flag_text}; give '
+            f'{shlex.quote(f"--from={recorded}")}, or a new folder'
+        )
+    return step
 
 
 def load_warm_start(flag: WarmStartFlag | None, step: int | None) -> Any:
@@ -342,9 +337,7 @@ def collect_shared_settings(spec: Any, layout: Any, parent: WarmStartFlag | None
     return settings | {'--from': parent and [parent.takes, parent.step]}
 
 
-def print_results(
-    run_dir: RunDir, row: dict, records: list[dict], expected: config_flags.ExpectedSinks | None
-) -> None:
+def print_results(run_dir: RunDir, row: dict, records: list[dict]) -> None:
     """Print the results of a finished run: a table with a line for each metric, and the next command."""
     from sinklab.cli import terminal
     from sinklab.report import summary_table
@@ -355,9 +348,6 @@ def print_results(
     terminal.print_table(console, headings, rows, left_columns=['what it is'], wrap_columns=['what it is'])
     if published := summary_table.describe_published(row, headings):
         console.print(published, soft_wrap=not console.is_terminal)
-    summary = summary_table.format_comparison(
-        {name: summary_table.summarize_sink(records)},
-        *(expected or summary_table.collect_published_rates({name: row})),
-    )
+    summary = summary_table.format_observations({name: summary_table.summarize_sink(records)})
     console.print(f'{summary}; run: {run_dir}', soft_wrap=not console.is_terminal)
     print(f'For a report with plots: {shlex.join(["sinklab", "report", str(run_dir)])}')

@@ -77,8 +77,7 @@ def format_many_groups(run_groups: list[RunGroup]) -> str:
 
 
 RUN_HEADINGS = ('run', *(number.label for number in RUN_METRIC_INFOS), 'emerges (step)', 'first head', 'end')
-PUBLISHED_SOURCE = 'another model'
-MAX_NAMED_ROWS = 6  # with more rows, the comparison sentence leaves out their values
+MAX_NAMED_ROWS = 6  # with more rows, the sentence leaves out their values
 EXTRA_COLUMN_SENTENCES = {
     'runs': 'Number of finished runs, each with another seed.',
     'emerges': 'Steps between which Sink_1 passes half of its last value (at start: before '
@@ -240,23 +239,11 @@ def summarize_sink_of_rows(
     return summaries
 
 
-def collect_published_rates(rows: Mapping[str, Mapping]) -> tuple[dict[str, str], str]:
-    """Return {row: published Sink_1 as text} for the rows that have one, and a phrase about the source."""
-    rates = {name: row.get('published', {}).get(HEADLINE_METRIC.name) for name, row in rows.items()}
-    return {
-        name: f'{format_fixed(rate, 1)} %' for name, rate in rates.items() if isinstance(rate, int | float)
-    }, PUBLISHED_SOURCE
-
-
-def format_comparison(
-    observed: Mapping[str, tuple[float | None, str]], expected: Mapping[str, str], source: str, page: object = None
-) -> str:
-    """Format one sentence with the observed Sink_1, the expected Sink_1, and the path of the HTML report.
+def format_observations(observed: Mapping[str, tuple[float | None, str]], page: object = None) -> str:
+    """Format one sentence with the observed Sink_1 of rows, and the path of the HTML report.
 
     Args:
         observed: {row: (Sink_1 in percent or None, phrase about its emergence)}.
-        expected: {row: Sink_1 as text}.
-        source: The source of the expected values.
         page: The path of the HTML report; None if there is none.
     """
     texts = []
@@ -266,9 +253,6 @@ def format_comparison(
             for name, (rate, words) in observed.items()
         ]
         texts.append(f'Seen: {HEADLINE_METRIC.label} is {join_with_and(row_texts)}')
-        if expected_texts := [f'{words} for {name}' for name, words in expected.items() if name in observed]:
-            label = 'published' if source == PUBLISHED_SOURCE else 'expected'
-            texts.append(f'{label}: {join_with_and(expected_texts)} ({source})')
     return '; '.join([*texts, *([f'page: {page}'] if page else [])])
 
 

@@ -5,14 +5,14 @@ import os
 import signal
 import subprocess
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from dataclasses import replace
 from typing import Any
 
 from sinklab.exit_status import STOP_SIGNALS
 from sinklab.sweep.plan import SweepRun
 
-PROGRESS_VARIABLE = 'SINKLAB_PROGRESS'  # environment variable: json has the run write records for its sweep
+POLL_SECONDS = 1.0  # seconds between two updates of the display
 # {exit code of a stopped run: signal with which the sweep ends}; Popen returns -N for signal N.
 SIGNAL_OF_EXIT_CODE = {code: number for number in STOP_SIGNALS for code in (128 + number, -number)}
 
@@ -47,25 +47,24 @@ class SignalForwarder:
         if len(self.received_signals) == 1:
             self.on_stop()
 
-    def run_command(self, command: list[str], on_line: Callable[[bytes], bool]) -> tuple[int, str]:
+    def run_command(self, command: list[str], on_line: Callable[[bytes], None]) -> tuple[int, str]:
         """Run a command in a subprocess, and return its exit code and the end of its output.
 
         Args:
-            command: The program and its arguments. The environment variable SINKLAB_PROGRESS asks it for progress
-                records (cli/progress.py).
-            on_line: Function that shows a line of output. It returns whether the line is a progress record, which is
-                left out of the returned output.
+            command: The program and its arguments.
+            on_line: Function that shows a line of output.
 
         Returns:
             The exit code, negative if a signal ended the command, and at most the last 10,000 bytes of the output.
         """
-        output, environment = b'', {**os.environ, PROGRESS_VARIABLE: 'json'}
-        with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        output = b''
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
             self.processes.append(process)
             if self.received_signals:  # it arrived before this command was in `processes`
                 process.send_signal(self.received_signals[-1])
             for line in process.stdout:
-                output = output if on_line(line) else (output + line)[-10_000:]
+                on_line(line)
+                output = (output + line)[-10_000:]
             self.processes.remove(process)
         return process.returncode, output.decode(errors='replace')
 
@@ -109,10 +108,13 @@ def run_sweep(
         ThreadPoolExecutor(jobs, initializer=lambda: pin_to_cores(next(cores))) as pool,
     ):
         labels = [f'[{number}/{len(runs)}] {run}' for number, run in enumerate(runs, 1)]
-        futures = [pool.submit(run_one, label, run) for label, run in zip(labels, runs, strict=True)]
+        unfinished = {pool.submit(run_one, label, run) for label, run in zip(labels, runs, strict=True)}
         try:
-            for finished in as_completed(futures):
-                finished.result()
+            while unfinished:
+                finished, unfinished = wait(unfinished, POLL_SECONDS, FIRST_COMPLETED)
+                display.poll()
+                for future in finished:
+                    future.result()
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
             forwarder.handle_signal(signal.SIGTERM, None)  # the running runs save; then the error is raised

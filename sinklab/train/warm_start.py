@@ -132,7 +132,6 @@ def describe_lineage(origin: WarmStart, spec: Spec, run_dir: RunDir, data_finger
     return dict(
         run=make_relative(origin.run_dir.path, run_dir.path),
         step=origin.step,
-        digest=digests.compute_checkpoint_digest(origin.run_dir, origin.step),
         row=origin.run_dir.read_json('row').get('row') or origin.run_dir.path.name,
         commit=origin.run_dir.read_environment().get('commit'),
         config=changes,
@@ -180,7 +179,6 @@ def save_first_checkpoint(
     if not lineage:
         return False
     verify_origin(origin, checkpointer.group)
-    broadcast_from_primary(checkpointer.group, lambda: check_origin_unchanged(origin, lineage))
     checkpointer.save(start_step, load_origin_state(origin, spec, mesh))
     checkpointer.wait_until_finished()
     return True
@@ -196,12 +194,6 @@ def require_origin(origin: WarmStart | None, run_dir: RunDir) -> dict:
             'give --from again'
         )
     return lineage
-
-
-def check_origin_unchanged(origin: WarmStart, lineage: dict) -> None:
-    """Raise UserError if the checkpoint of the origin has been replaced."""
-    if digests.compute_checkpoint_digest(origin.run_dir, origin.step) != lineage.get('digest'):
-        raise UserError(f'{get_checkpoint_path(origin)} has changed since the fork was created; give a new --workdir')
 
 
 def load_origin_state(origin: WarmStart, spec: Spec, mesh: jax.sharding.Mesh) -> dict:

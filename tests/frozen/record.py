@@ -1,22 +1,19 @@
-"""Record numbers and programs of today's code, and compare later code with them.
+"""Record numbers of today's code, and compare later code with them.
 
     python tests/frozen/record.py --check        # compare all sections; exit code 1 if a value differs
-    python tests/frozen/record.py --check --only=programs,interface
-    python tests/frozen/record.py --check --only=programs --cases=softmax,kv
-    python tests/frozen/record.py --dump=DIR     # write the normalized StableHLO of all cases, for diff
+    python tests/frozen/record.py --check --only=configs,batches
     python tests/frozen/record.py --write        # record anew, after a change that is meant to change numbers
     python tests/frozen/record.py --write-run    # train tests/frozen/run anew (rarely needed)
 
 Sections:
-    programs   SHA-256 of the StableHLO of the programs of a run (state, validation, probe, step), by case and layout
-    interface  flags of each command, default of each --config.PATH, digest of the config of each row at each size
+    configs    default of each --config.PATH, digest of the config of each row at each size
     batches    digests of token ids of steps 0, 1 and 1000, of validation windows and of probe sequences
     stores     digests of the files of token stores, and of a trained tokenizer
     training   losses and parameters after 20 steps of two rows of configs/quickstart.py
     rows       numbers of metrics.jsonl after 3 steps at --size=smoke, of rows in which each choice of a config occurs
     run        the run folder tests/frozen/run, resumed for 2 steps, measured and reported
 
-Programs are compared where the version of jax is the recorded one. Numbers are compared bit by bit where the versions
+Numbers of training are compared bit by bit where the versions
 of jax, jaxlib and NumPy and the vector instructions of the processor are the recorded ones, elsewhere within
 TOLERANCE. The other sections are always compared exactly.
 
@@ -56,21 +53,14 @@ RUN = Path(__file__).with_name('run')
 def import_sinklab() -> argparse.Namespace:
     """Return what this script takes from sinklab."""
     from sinklab.cli.hardware_flags import FAST_COMPILE_FLAGS
-    from sinklab.cli.main import build_parser, main
-    from sinklab.config.spec import Hardware
+    from sinklab.cli.main import main
     from sinklab.config.validate import parse_config
     from sinklab.data.run_data import load_run_data
-    from sinklab.parallel.device_mesh import make_mesh
-    from sinklab.planning.compile_run import get_programs
 
     return argparse.Namespace(
         run_main=main,  # words of a command line -> exit code
-        build_parser=build_parser,  # () -> argparse.ArgumentParser of all commands
         parse_config=parse_config,  # dict of a ConfigDict -> spec
-        hardware=Hardware,  # record of the flags --data, --fsdp, --tensor, --micro_batch, --remat, --attention
         fast_compile_flags=FAST_COMPILE_FLAGS,  # a quarter of the compile time; values are near, and not equal
-        make_mesh=make_mesh,  # (hardware, devices) -> jax.sharding.Mesh
-        get_programs=get_programs,  # (spec, hardware, mesh, backend) -> {name: () -> jax.stages.Lowered}
         load_run_data=load_run_data,  # spec -> .batches.read_rows(step, range), .valid_NT, .probe_PT, .fingerprint
     )
 
@@ -80,89 +70,7 @@ def import_sinklab() -> argparse.Namespace:
 # first steps of Adam divide each gradient by its own size, however small it is.
 TOLERANCE = 1e-4
 NEAR_ZERO = 1e-6  # absolute difference that is allowed, for cosines and differences that are about 0
-DUMP_VARIABLE = 'FROZEN_DUMP'  # variable of a child: the folder that texts of programs are written to
 MAX_PRINTED_LINES = 20  # differences of a section that are printed
-
-# {name: (FILE:ROW, changes of its config)}; the size is smoke.
-CASES = {
-    'softmax': ('attention:softmax', {}),
-    'sigmoid_apple': ('attention:sigmoid_apple', {}),
-    'softpick': ('attention:softpick', {}),
-    'relu': ('attention:relu', {}),
-    'p_norm': ('attention:sigmoid_p_2', {}),
-    'elu1_feature_map': ('attention:kernel_elu1_normalized', {}),
-    'mlp_feature_map': ('attention:mlp_normalized', {}),
-    'off_by_one': ('attention:softmax_off_by_one', {}),
-    'kv': ('columns:kv', {}),
-    'k': ('columns:k', {}),
-    'k_width': ('columns:k_width_32', {}),
-    'v': ('columns:v', {}),
-    'logit': ('columns:logit', {}),
-    'sink_token': ('columns:sink_token', {}),
-    'absolute': ('positions:absolute', {}),
-    'learned': ('positions:learned', {}),
-    'relative_paper_code': ('positions:relative_paper_code', {}),
-    'relative_t5': ('positions:relative_t5', {}),
-    'alibi': ('positions:alibi', {}),
-    'window': ('objective:window_256', {}),
-    'block': ('objective:block_256', {}),
-    'prefix': ('objective:prefix_5', {}),
-    'documents': ('packing:document_reset', {}),
-    'geglu': ('blocks:geglu', {}),
-    'post_norm': ('blocks:post_norm', {}),
-    'sandwich_norm': ('blocks:sandwich_norm', {}),
-    'qk_norm': ('blocks:qk_norm', {}),
-    'head_norm': ('blocks:head_norm', {}),
-    'add': ('blocks:add', {}),
-    'add_wide': ('blocks:add_wide', {}),
-    'gate_elementwise': ('blocks:gate_elementwise', {}),
-    'gate_headwise': ('blocks:gate_headwise', {}),
-    'gate_shared': ('blocks:gate_shared', {}),
-    'gate_value': ('blocks:gate_value', {}),
-    'gate_value_state': ('blocks:gate_value_state', {}),
-    'grouped_queries': ('attention:softmax', {'model.kv_heads': 2}),
-    'llama': (
-        'attention:softmax',
-        {
-            'model.tied': True,
-            'model.qkv_bias': True,
-            'model.kv_heads': 1,
-            'model.rotary.scaling': 'llama3',
-            'model.rotary.factor': 8.0,
-            'model.rotary.slow': 1.0,
-            'model.rotary.fast': 4.0,
-            'model.rotary.length': 8192,
-        },
-    ),
-    'bfloat16': ('attention:softmax', {'model.dtype': 'bfloat16'}),
-    'bfloat16_sigmoid_kv': ('columns:kv', {'model.dtype': 'bfloat16', 'model.position': 'relative_t5'}),
-    'muon': ('optimization:muon', {}),
-    'sgd': ('optimization:sgd', {}),
-    'cosine': ('optimization:cosine', {}),
-    'logged_sinks': ('attention:softmax', {'log.sinks': True, 'log.rows': True}),
-    'backcopy': ('bigram_backcopy:softmax', {}),
-    'chat': ('fine_tuning:softmax_1b', {}),
-}
-# {name: fields of the hardware}; two devices of four that XLA makes of the CPU, or one.
-LAYOUTS = {
-    'one': {},
-    'dense': dict(attention='dense'),
-    'fsdp': dict(fsdp=2),
-    'tensor': dict(tensor=2),
-    'data': dict(data=2),
-    'micro_batch': dict(micro_batch=2),
-    'remat': dict(remat='full'),
-    'remat_some': dict(remat='attention,ffn'),
-}
-OTHER_LAYOUTS = {
-    'softmax': [*LAYOUTS],
-    'sigmoid_apple': ['fsdp', 'tensor'],
-    'kv': ['fsdp', 'tensor'],
-    'muon': ['fsdp', 'tensor'],
-    'bfloat16': ['fsdp', 'tensor'],
-    'logged_sinks': ['fsdp'],
-    'chat': ['micro_batch'],
-}
 
 # {name: (FILE:ROW, changes of its config)} of the batches.
 BATCH_CASES = {
@@ -334,70 +242,10 @@ def run_command(*arguments: str) -> str:
     return out.getvalue()
 
 
-def normalize_program(text: str) -> str:
-    """Return the text of a StableHLO module without names that come from Python.
-
-    Locations are not printed. The names of the module and of its functions become numbers in the order in which they
-    appear, and names of arguments and results are emptied.
-    """
-    text = re.sub(r'\b(jax\.(?:result_info|arg_info)) = "[^"]*"', r'\1', text)
-    names = re.findall(r'(?:^module|func\.func(?: public| private)?) @("[^"]*"|[\w$.-]+)', text, re.MULTILINE)
-    numbers = {name: number for number, name in enumerate(dict.fromkeys(names))}
-    return re.sub(
-        r'@("[^"]*"|[\w$.-]+)',
-        lambda match: f'@f{numbers[match[1]]}' if match[1] in numbers else match[0],
-        text,
-    )
-
-
-def record_programs(cases: list[str] | None) -> dict:
-    """Return {case/layout: {program: digest of its StableHLO}}.
-
-    Args:
-        cases: names of CASES; None: all.
-    """
-    import jax
-
-    api, digests = import_sinklab(), {}
-    for name in cases or CASES:
-        spec = api.parse_config(make_config(*CASES[name]))
-        for layout in dict.fromkeys(['one', *OTHER_LAYOUTS.get(name, [])]):
-            hardware = api.hardware(**LAYOUTS[layout])
-            count = math.prod(LAYOUTS[layout].get(axis, 1) for axis in ('data', 'fsdp', 'tensor'))
-            mesh = api.make_mesh(hardware, jax.devices()[:count])
-            backend = 'chunked' if hardware.attention == 'auto' else hardware.attention
-            with jax.set_mesh(mesh):
-                programs = api.get_programs(spec, hardware, mesh, backend)
-                # The layout of the first three programs is that of one device, or of several.
-                texts = {
-                    program: normalize_program(lower().as_text())
-                    for program, lower in programs.items()
-                    if program == 'step' or layout in ('one', 'dense', 'fsdp', 'tensor')
-                }
-            digests[f'{name}/{layout}'] = {program: digest(text.encode()) for program, text in texts.items()}
-            if dump := os.environ.get(DUMP_VARIABLE):
-                for program, text in texts.items():
-                    Path(dump, f'{name}.{layout}.{program}.mlir').write_text(text)
-        jax.clear_caches()
-    return digests
-
-
-def record_interface() -> dict:
-    """Return the flags of each command, and the default of each field of the config."""
+def record_configs() -> dict:
+    """Return the default of each field of the config, and a digest of the config of each row at each size."""
     from sinklab.configs import default
 
-    commands = {}
-
-    def add_flags(parser: argparse.ArgumentParser, name: str) -> None:
-        flags = commands[name or 'sinklab'] = []
-        for action in parser._actions:  # argparse has no public list of the arguments of a parser
-            if isinstance(action.choices, dict):  # of the parsers of subcommands
-                for subcommand, subparser in action.choices.items():
-                    add_flags(subparser, f'{name} {subcommand}'.strip())
-            elif action.option_strings != ['-h', '--help']:
-                flags.append(', '.join(action.option_strings) or f'positional (nargs {action.nargs})')
-
-    add_flags(import_sinklab().build_parser(), '')
     fields = dict(flatten(default.get_config().to_dict()))
     configs = {}
     for row in find_rows():
@@ -408,7 +256,7 @@ def record_interface() -> dict:
             size: digest(json.dumps(config, sort_keys=True).encode()) for size, config in config_by_size.items()
         }
     fields = {name: write_value(value) for name, value in fields.items()}
-    return dict(commands=commands, fields=fields, configs=configs)
+    return dict(fields=fields, configs=configs)
 
 
 def write_value(value: object) -> object:
@@ -501,7 +349,7 @@ def find_rows() -> list[str]:
 def choose_rows() -> list[str]:
     """Return rows among whose configs at the size smoke each value of each field occurs; of numbers, each sign.
 
-    Numbers do not choose between branches of the code; the configs of all rows are compared in the section interface.
+    Numbers do not choose between branches of the code; the configs of all rows are compared in the section configs.
     """
 
     def simplify(value: object) -> object:
@@ -597,8 +445,7 @@ def record_fixture() -> dict:
 
 
 SECTIONS: dict[str, Callable[..., dict]] = {
-    'programs': record_programs,
-    'interface': record_interface,
+    'configs': record_configs,
     'batches': record_batches,
     'stores': record_stores,
     'training': record_training,
@@ -633,12 +480,10 @@ def run_section(name: str, names: list[str] | None) -> dict:
     """Record a section in this process, in a working directory of its own."""
     write_corpora()
     record_function = (SECTIONS | {FIXTURE_SECTION: record_fixture})[name]
-    return record_function(names) if name in ('programs', 'rows') else record_function()
+    return record_function(names) if name == 'rows' else record_function()
 
 
-def run_child(
-    section: str, names: list[str] | None = None, dump: Path | None = None, xla_flags: str = DEFAULT_FLAGS
-) -> dict:
+def run_child(section: str, names: list[str] | None = None, xla_flags: str = DEFAULT_FLAGS) -> dict:
     """Record a section in a new process."""
     cache_dir = Path(os.environ.get('SINKLAB_CACHE', Path.home() / '.cache' / 'sinklab')) / 'frozen'
     cache_dir.mkdir(parents=True, exist_ok=True)
@@ -648,16 +493,15 @@ def run_child(
         changes = dict(
             PYTHONHASHSEED='0',  # the order of a set of names decides the order of two operations of a probe
             JAX_PLATFORMS='cpu',
-            JAX_NUM_CPU_DEVICES='4' if section == 'programs' else '1',
+            JAX_NUM_CPU_DEVICES='1',
             XLA_FLAGS=xla_flags,
             SINKLAB_CACHE=str(Path(folder) / 'cache'),
             PYTHONPATH=str(ROOT),
-            **({DUMP_VARIABLE: str(dump)} if dump else {}),
         )
         prefixes = ('JAX_', 'XLA_', 'SINKLAB_', 'COLUMNS')
         environment = {name: value for name, value in os.environ.items() if not name.startswith(prefixes)} | changes
         out = Path(folder) / 'out.json'
-        arguments = ['--section', section, '--out', str(out), *([f'--cases={",".join(names)}'] if names else [])]
+        arguments = ['--section', section, '--out', str(out), *([f'--rows={",".join(names)}'] if names else [])]
         # Standard error goes to a file: commands print their progress there.
         with (Path(folder) / 'log').open('w+') as log:
             result = subprocess.run(
@@ -673,28 +517,18 @@ def run_child(
         return json.loads(out.read_text())
 
 
-def explain_skip(section: str) -> str | None:
-    """Return why a section cannot be compared here; None where it can."""
-    recorded_version, current_version = read_values()[section]['environment']['jax'], describe_environment()['jax']
-    if section == 'programs' and recorded_version != current_version:
-        return f'StableHLO was recorded with jax {recorded_version}, and jax {current_version} is here'
-    return None
-
-
 def check_section(section: str, names: list[str] | None = None) -> list[str]:
     """Record a section with this code, and return one line for each value that differs from values.json.
 
     Args:
         section: a name of SECTIONS.
-        names: cases of the section programs, or rows; None: all that were recorded.
+        names: rows of the section rows; None: all that were recorded.
     """
     recorded = read_values()[section]
     values = recorded['values']
     if section == 'rows':
         names = names or [*values]
         values = {row: values[row] for row in names}
-    if section == 'programs' and names:
-        values = {case: value for case, value in values.items() if case.partition('/')[0] in names}
     exact = section not in NUMERIC_SECTIONS or recorded['environment'] == describe_environment()
     # Rows take three steps and long to compile. Over more steps, other rounding grows beyond the tolerance.
     xla_flags = import_sinklab().fast_compile_flags if section == 'rows' and not exact else DEFAULT_FLAGS
@@ -746,9 +580,6 @@ def check_sections(sections: list[str], names: list[str] | None) -> int:
     """Compare sections, and print what differs; return how many values do."""
     count = 0
     for section in sections:
-        if reason := explain_skip(section):
-            print(f'{section}: skipped: {reason}')
-            continue
         start_time = time.monotonic()
         lines = check_section(section, names)
         print(f'{section}: {len(lines)} differences ({time.monotonic() - start_time:.0f} s)', flush=True)
@@ -765,21 +596,17 @@ def main() -> int:
     parser.add_argument('--write', action='store_true', help='write values.json')
     parser.add_argument('--write-run', action='store_true', help='train tests/frozen/run anew')
     parser.add_argument('--only', metavar='SECTION,...', help='sections (default: all)')
-    parser.add_argument('--cases', metavar='NAME,...', help='cases of the section programs, or rows FILE:ROW')
-    parser.add_argument('--dump', metavar='DIR', type=Path, help='write the texts of the section programs there')
+    parser.add_argument('--rows', metavar='FILE:ROW,...', help='rows of the section rows')
     parser.add_argument('--section', help=argparse.SUPPRESS)  # of a process that this script starts
     parser.add_argument('--out', type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    names = args.cases.split(',') if args.cases else None
+    names = args.rows.split(',') if args.rows else None
     sections = args.only.split(',') if args.only else [*SECTIONS]
     if unknown := [section for section in sections if section not in SECTIONS]:
         parser.error(f'--only: {unknown[0]} is unknown; give some of {", ".join(SECTIONS)}')
     if args.section:
         pin_to_one_core()
         args.out.write_text(json.dumps(run_section(args.section, names)))
-    elif args.dump:
-        args.dump.mkdir(parents=True, exist_ok=True)
-        run_child('programs', names, args.dump.absolute())
     elif args.write_run:
         run_child(FIXTURE_SECTION)
     elif args.write:
@@ -789,7 +616,7 @@ def main() -> int:
     elif args.check:
         return 1 if check_sections(sections, names) else 0
     else:
-        parser.error('give --check, --write, --write-run or --dump=DIR')
+        parser.error('give --check, --write or --write-run')
     return 0
 
 
