@@ -107,91 +107,70 @@ def has_fewer_texts(experiment: dict, entry: dict) -> bool:
 def format_experiment(name: str, results: Results) -> str:
     """Return one section: what was published, what was measured, and whether the statements hold."""
     experiment, entries = EXPERIMENTS[name], results['experiments'][name]
-    source = experiment['source'].rstrip('.')
-    markdown = f'## {experiment["title"]}\n\nSource: {source}. {experiment["note"]}\n\n'
+    markdown = f'## {experiment["title"]}\n\nSource: {experiment["source"].rstrip(".")}. {experiment["note"]}\n\n'
     markdown += format_headline_table(experiment, entries) if experiment['published'] else ''
     markdown += TABLE_FORMATS.get(name, format_numbers)(experiment, entries)
     if experiment['statements']:
-        lines = (
-            [
-                escape_markdown_text(statement['statement']),
-                *(judge_statement(statement, entry) for entry in entries.values()),
-            ]
-            for statement in experiment['statements']
-        )
+        lines = []
+        for statement in experiment['statements']:
+            verdicts = [judge_statement(statement, entry) for entry in entries.values()]
+            lines.append([escape_markdown_text(statement['statement']), *verdicts])
         markdown += format_table(['statement', *entries], lines)
     for model, entry in entries.items():
         for reason, variants in group_refusals(entry).items():
             markdown += f'{model} refuses {", ".join(variants)}: {escape_markdown_text(reason)}.\n\n'
         remarks = [remark for found in entry['found'].values() for remark in found.get('remarks', ())]
         markdown += ''.join(f'{model}: {escape_markdown_text(remark)}.\n\n' for remark in dict.fromkeys(remarks))
-    return markdown + format_picture(name)
+    for picture, (experiment_name, _, description) in PICTURES.items():
+        markdown += f'![{description}]({SLUG}_{picture}.png)\n\n' if experiment_name == name else ''
+    return markdown
 
 
 def format_headline_table(experiment: dict, entries: dict) -> str:
     """Return a table of the first metric: published values, and below them ours, a column for each variant."""
     metric, variants = experiment['metrics'][0], list(experiment['variants'])
-    published = (
-        [
-            f'{escape_markdown_text(model)} (published)',
-            *(format_published(values.get(variant)) for variant in variants),
-        ]
-        for model, values in experiment['published'].items()
-    )
-    ours = (
-        [
-            f'**{escape_markdown_text(model)}**',
-            *(format_value(metric, get_value(entry, variant, metric)) for variant in variants),
-        ]
-        for model, entry in entries.items()
-    )
-    return f'{label_metric(metric)}:\n\n' + format_table(['model', *variants], [*published, *ours])
+    lines = []
+    for model, values in experiment['published'].items():
+        cells = ['-' if values.get(variant) is None else f'{values[variant]:.2f}' for variant in variants]
+        lines.append([f'{escape_markdown_text(model)} (published)', *cells])
+    for model, entry in entries.items():
+        cells = [format_value(metric, get_value(entry, variant, metric)) for variant in variants]
+        lines.append([f'**{escape_markdown_text(model)}**', *cells])
+    return f'{label_metric(metric)}:\n\n' + format_table(['model', *variants], lines)
 
 
 def format_numbers(experiment: dict, entries: dict) -> str:
     """Return a table with a line for each model and variant, or for each metric if there are many metrics."""
-    in_headline_table = experiment['metrics'][:1] if experiment['published'] else ()
-    metrics = [
-        metric for metric in experiment['metrics'] if metric not in in_headline_table and is_measured(metric, entries)
-    ]
+    shown_metrics = experiment['metrics'][1 if experiment['published'] else 0 :]  # the first is in the headline table
+    metrics = [metric for metric in shown_metrics if is_measured(metric, entries)]
     if not metrics:
         return ''
+    lines: list[list] = []
     if len(metrics) > MAX_COLUMNS:
         (variant,) = experiment['variants']
-        lines = (
-            [
-                label_metric(metric),
-                *(format_value(metric, get_value(entry, variant, metric)) for entry in entries.values()),
-            ]
-            for metric in metrics
-        )
+        for metric in metrics:
+            cells = [format_value(metric, get_value(entry, variant, metric)) for entry in entries.values()]
+            lines.append([label_metric(metric), *cells])
         return format_table(['number', *entries], lines)
-    lines = (
-        [
-            model,
-            variant,
-            entry['options'][variant]['sequences'],
-            *(format_value(metric, get_value(entry, variant, metric)) for metric in metrics),
-        ]
-        for model, entry in entries.items()
-        for variant in experiment['variants']
-        if variant in entry['found']
-    )
+    for model, entry in entries.items():
+        for variant in experiment['variants']:
+            if variant in entry['found']:
+                cells = [format_value(metric, get_value(entry, variant, metric)) for metric in metrics]
+                lines.append([model, variant, entry['options'][variant]['sequences'], *cells])
     return format_table(['model', 'variant', 'texts', *map(label_metric, metrics)], lines)
 
 
 def format_lengths(experiment: dict, entries: dict) -> str:
     """Return a table of Sink_1 and alpha_1 with a column for each length."""
-    lengths = next(entry['options']['natural']['lengths'] for entry in entries.values())
-    thresholds = next(entry['options']['natural']['thresholds'] for entry in entries.values())
-    rows = {f'Sink_1 at {threshold:g} (%)': f'sink/1/T{{}}@{threshold:g}' for threshold in thresholds}
+    options = next(iter(entries.values()))['options']['natural']
+    rows = {f'Sink_1 at {threshold:g} (%)': f'sink/1/T{{}}@{threshold:g}' for threshold in options['thresholds']}
     rows['alpha_1'] = 'alpha/1/T{}'
-    lines = (
-        [model, label, *(format_value(name.format(T), get_value(entry, 'natural', name.format(T))) for T in lengths)]
-        for model, entry in entries.items()
-        for label, name in rows.items()
-    )
-    return format_table(['model', 'number', *(f'T = {length}' for length in lengths)], lines)
+    lines = []
+    for model, entry in entries.items():
+        for label, pattern in rows.items():
+            names = [pattern.format(length) for length in options['lengths']]
+            lines.append([model, label, *(format_value(name, get_value(entry, 'natural', name)) for name in names)])
+    return format_table(['model', 'number', *(f'T = {length}' for length in options['lengths'])], lines)
 
 
 def get_value(entry: dict, variant: str, metric: str) -> Any:
@@ -233,10 +212,6 @@ def format_value(metric: str, value: float | list | None) -> str:
     if metric in ('perplexity', 'predicted'):
         return f'{value:,.2f}' if metric == 'perplexity' else f'{value:,.0f}'
     return f'{value:.{info.digits if info else 3}f}'
-
-
-def format_published(value: float | None) -> str:
-    return '-' if value is None else f'{value:.2f}'
 
 
 def get_largest_value(value: float | list | None) -> float | None:
@@ -285,14 +260,6 @@ TABLE_FORMATS = {'lengths': format_lengths, 'streaming': format_token_counts}
 
 
 # Pictures
-
-
-def format_picture(name: str) -> str:
-    return ''.join(
-        f'![{description}]({SLUG}_{picture}.png)\n\n'
-        for picture, (experiment, _, description) in PICTURES.items()
-        if experiment == name
-    )
 
 
 def draw_pictures(results: Results) -> None:
