@@ -1,63 +1,104 @@
-"""Tests of the table of a sweep: outcomes, differences and published values."""
+"""Tables of a sweep and of a run: outcomes, differences, emergence, published values, and their legends."""
+
+import re
 
 import numpy as np
 import pytest
 
-from sinklab.report import sweep_table
+from sinklab.cli import sweep
+from sinklab.metrics.emergence import EmergenceSpan, merge_emergence
+from sinklab.metrics.metric import format_fixed
+from sinklab.report import summary_table, sweep_table
 from sinklab.report.statistics import compute_mean_interval
 from sinklab.report.sweep_table import RowResult
 
 
-@pytest.mark.parametrize(
-    ('outcomes', 'fails', 'text'),
-    [
-        ('done done done', False, 'done 3/3'),
-        ('done diverged done', False, 'done 2/3, diverged 1/3'),
-        ('diverged diverged', True, 'diverged 2/2, as published'),
-        ('diverged diverged', False, 'diverged 2/2'),
-        ('done done', True, 'trained, published: fails'),
-        ('done diverged', True, 'done 1/2, diverged 1/2, published: fails'),
-        ('diverged crashed', True, 'diverged 1/2, crashed 1/2, published: fails'),
-        ('refused', True, 'refused 1/1'),
-        ('done,to do', False, 'done 1/2, to do 1/2'),
-    ],
-)
-def test_format_outcome_compares_with_published_failure(outcomes, fails, text):
-    assert sweep_table.format_outcome(outcomes.split(',' if ',' in outcomes else ' '), fails) == text
-
-
-def make_row_result(row, published, outcomes=('done', 'done'), **metrics):
+def make_row_result(row, published=None, outcomes=('done', 'done'), **metrics):
     """Make the result of a row whose seeds 0, 1, ... have these metrics; _ stands for / in their names."""
     metrics_by_seed = {
         seed: {name.replace('_', '/'): values[seed] for name, values in metrics.items()}
         for seed, outcome in enumerate(outcomes)
         if outcome == 'done'
     }
-    return RowResult(
-        dict(config='x.py', row=row, published=published), dict(enumerate(outcomes)), {}, metrics_by_seed
-    )
+    row_info = dict(config='x.py', row=row, published=published or {})
+    return RowResult(row_info, dict(enumerate(outcomes)), {}, metrics_by_seed)
 
 
-def test_sweep_table_difference_uses_common_seeds():
+def make_records(*rates, **last_values):
+    records = [
+        {'step': 100 * index, 'sink/1': float(rate), 'seconds': 7.0 * index} for index, rate in enumerate(rates)
+    ]
+    records[-1] |= {'valid/loss': 2.5, 'alpha/1': 0.25} | last_values
+    return records
+
+
+def make_recorded_row(row, *records_by_seed, published=None):
+    metrics = {seed: sweep_table.compute_run_metrics(records, 512) for seed, records in enumerate(records_by_seed)}
+    row_info = dict(config='x.py', row=row, published=published or {})
+    return RowResult(row_info, dict.fromkeys(metrics, 'done'), {}, metrics)
+
+
+def make_rows_and_spans(*row_results):
+    return sweep_table.make_sweep_table(row_results), sweep_table.compute_spans(row_results)
+
+
+@pytest.mark.parametrize(
+    ('value', 'digits', 'sign', 'text'),
+    [
+        *[(-0.001, 2, '', '0.00'), (-0.001, 2, '+', '0.00'), (0.0, 1, '+', '0.0'), (-0.006, 2, '+', '-0.01')],
+        *[(0.25, 1, '+', '+0.2'), (100.0, 0, '', '100'), (float('nan'), 2, '', 'nan')],
+    ],
+)
+def test_format_fixed_omits_sign_of_rounded_zero(value, digits, sign, text):
+    assert format_fixed(value, digits, sign) == text
+
+
+@pytest.mark.parametrize(
+    ('outcomes', 'fails', 'text'),
+    [
+        ('done diverged done', False, 'done 2/3, diverged 1/3'),
+        ('diverged diverged', True, 'diverged 2/2, as published'),
+        ('done done', True, 'trained, published: fails'),
+        ('done diverged', True, 'done 1/2, diverged 1/2, published: fails'),
+        ('refused', True, 'refused 1/1'),
+    ],
+)
+def test_outcome_is_compared_with_published_failure(outcomes, fails, text):
+    assert sweep_table.format_outcome(outcomes.split(), fails) == text
+
+
+def test_difference_uses_common_seeds_and_has_interval_of_five():
     first = make_row_result('a', {}, ('done', 'crashed', 'done'), sink_1=[10.0, 0.0, 30.0])
-    other = make_row_result('b', {}, ('done', 'done', 'done'), sink_1=[11.0, 50.0, 34.0])
-    rows = sweep_table.make_sweep_table(
-        [first, other, make_row_result('c', {}, ('diverged', 'done', 'refused'), sink_1=[1.0, 2.0, 3.0])]
-    )
+    other = make_row_result('b', {}, 3 * ('done',), sink_1=[11.0, 50.0, 34.0])
+    third = make_row_result('c', {}, ('diverged', 'done', 'refused'), sink_1=[1.0, 2.0, 3.0])
+    rows = sweep_table.make_sweep_table([first, other, third])
     assert rows[1]['ours']['sink/1'] == pytest.approx(dict(mean=95 / 3, sd=np.std([11, 50, 34], ddof=1), n=3))
     expected = dict(mean=2.5, sd=1.5 * 2**0.5, n=2, interval=None)
     assert rows[1]['difference'] == {'from': 'a', 'sink/1': pytest.approx(expected)}
     assert rows[2]['difference'] == {'from': 'a'}
     assert rows[2]['ours']['sink/1'] == dict(mean=2.0, sd=None, n=1)
+    values = [[10.0, 20.0, 30.0, 5.0, 1.0], [1.0, 2.0, 9.0, 5.0, 4.0]]
+    results = [make_row_result(row, {}, 5 * ('done',), sink_1=sinks) for row, sinks in zip('ab', values, strict=True)]
+    difference = sweep_table.make_sweep_table(results)[1]['difference']['sink/1']
+    assert difference['interval'] == compute_mean_interval(list(np.subtract(values[1], values[0])))
 
 
-def test_sweep_table_difference_of_three_seeds_has_interval():
-    first, other = (
-        make_row_result('a', {}, 3 * ('done',), sink_1=[10.0, 20.0, 30.0]),
-        make_row_result('b', {}, 3 * ('done',), sink_1=[1.0, 2.0, 9.0]),
-    )
-    difference = sweep_table.make_sweep_table([first, other])[1]['difference']['sink/1']
-    assert difference['interval'] == compute_mean_interval([-9.0, -18.0, -21.0])
+def test_cells_combine_measured_and_published_values():
+    first = make_row_result('plain', {'sink/1': 18.18, 'valid/loss': 3.7}, sink_1=[10.0, 20.0], valid_loss=[3.0, 3.5])
+    published = {'sink/2': 69.03, 'not measured here': 5}
+    moved = make_row_result('moved', published, sink_1=[0.0, 1.0], sink_2=[60.0, 60.0], sink_star=[1.0, 3.0])
+    fails = make_row_result('fails', {'fails': True}, ('diverged', 'diverged'))
+    headings, rows = sweep_table.format_table_cells(sweep_table.make_sweep_table([first, moved, fails]), {})
+    expected_headings = ('row', 'runs', 'Sink_1 (%)', 'Sink_1 - plain (%)', 'Sink_* (%)', 'Sink_2 (%)')
+    assert headings == [*expected_headings, 'valid loss (nats)', 'end']
+    assert rows == [
+        ['plain', '2', '15.00 ± 7.07 (18.18)', '', '', '', '3.25 ± 0.35 (3.70)', 'done'],
+        ['moved', '2', '0.50 ± 0.71', '-14.50 ± 6.36', '2.00 ± 1.41', '60.00 ± 0.00 (69.03)', '', 'done'],
+        ['fails', '0', '', '', '', '', '', 'diverged 2/2, as published'],
+    ]
+    published = {'fails': True, 'kurtosis': 340, 'sink/1': 0.0, 'valid/loss': 3.72}
+    text = 'fails  kurtosis 340 (not measured here)  Sink_1 0.00  loss 3.72'
+    assert sweep_table.format_published(published) == text
 
 
 @pytest.mark.parametrize(
@@ -65,27 +106,105 @@ def test_sweep_table_difference_of_three_seeds_has_interval():
     [([0, 0, 10, 30, 40], 250.0), ([30, 40, 30, 30, 40], 0.0), ([0, 50, 5, 30, 40], 250.0), ([50, 0, 0, 0, 0], None)],
 )
 def test_run_metrics_include_step_of_sink_emergence(rates, step):
-    records = [{'step': 100 * index, 'sink/1': float(rate)} for index, rate in enumerate(rates)]
+    records = make_records(*rates)
     assert sweep_table.compute_run_metrics(records, None).get(sweep_table.EMERGENCE_METRIC) == step
 
 
-def test_table_cells_combine_measured_and_published_values():
-    first = make_row_result('plain', {'sink/1': 18.18, 'valid/loss': 3.7}, sink_1=[10.0, 20.0], valid_loss=[3.0, 3.5])
-    published = {'sink/2': 69.03, 'not measured here': 5}
-    moved = make_row_result('moved', published, sink_1=[0.0, 1.0], sink_2=[60.0, 60.0], sink_star=[1.0, 3.0])
-    fails = make_row_result('fails', {'fails': True}, ('diverged', 'diverged'))
-    headings, rows = sweep_table.format_table_cells(sweep_table.make_sweep_table([first, moved, fails]), {})
-    assert headings == [
-        *('row', 'runs', 'Sink_1 (%)', 'Sink_1 - plain (%)', 'Sink_* (%)', 'Sink_2 (%)', 'valid loss (nats)', 'end')
-    ]
-    assert rows == [
-        ['plain', '2', '15.00 ± 7.07 (18.18)', '', '', '', '3.25 ± 0.35 (3.70)', 'done'],
-        ['moved', '2', '0.50 ± 0.71', '-14.50 ± 6.36', '2.00 ± 1.41', '60.00 ± 0.00 (69.03)', '', 'done'],
-        ['fails', '0', '', '', '', '', '', 'diverged 2/2, as published'],
-    ]
-    assert sweep_table.format_published({'fails': True}) == 'fails'
-    assert sweep_table.format_published({'kurtosis': 340}) == 'kurtosis 340 (not measured here)'
-    assert (
-        sweep_table.format_published({'sink/star': 74.12, 'sink/1': 0.0, 'valid/loss': 3.72})
-        == 'Sink_* 74.12  Sink_1 0.00  loss 3.72'
-    )
+@pytest.mark.parametrize(
+    ('spans', 'expected', 'cell', 'is_learned'),
+    [
+        ([(100, 200)], EmergenceSpan(100, 200, 1, 1), '100-200', True),
+        ([(100, 200), (0, 100), (400, 500)], EmergenceSpan(0, 500, 3, 3), '0-500', True),
+        ([(100, 200), (None, 100)], EmergenceSpan(None, 200, 2, 2), 'by 200', True),
+        ([(None, 0), None], EmergenceSpan(None, 0, 1, 2), 'at start (1 of 2)', False),
+        ([(4, 8), None, None], EmergenceSpan(4, 8, 1, 3), '4-8 (1 of 3)', True),
+        ([None, None], EmergenceSpan(None, None, 0, 2), 'none', False),
+        ([], EmergenceSpan(None, None, 0, 0), 'none', False),
+    ],
+)
+def test_merge_emergence_spans_and_counts_runs_with_sink(spans, expected, cell, is_learned):
+    merged = merge_emergence(spans)
+    assert (merged, merged.format_cell(), merged.is_learned) == (expected, cell, is_learned)
+    assert ('emerging' in merged.format_sentence('emerging')) == is_learned
+
+
+def test_emergence_of_row_spans_its_seeds_and_agrees_with_that_of_run():
+    run_records = make_records(0, 10, 40, 40)
+    rows, spans = make_rows_and_spans(make_recorded_row('softmax', run_records))
+    assert spans == {'softmax': EmergenceSpan(100, 200, 1, 1)}
+    assert summary_table.summarize_sink(run_records) == (40.0, spans['softmax'].format_sentence())
+    assert summary_table.summarize_sink_of_rows(rows, spans) == {'softmax': summary_table.summarize_sink(run_records)}
+    assert summary_table.summarize_sink([{'step': 0}])[0] is None
+    softmax = make_recorded_row('softmax', run_records, make_records(0, 0, 0, 40), make_records(0, 0, 0, 0.5))
+    results = softmax, make_recorded_row('sigmoid', make_records(0, 0)), make_recorded_row('silent', [{'step': 1}])
+    rows, spans = make_rows_and_spans(*results)
+    assert spans['softmax'] == EmergenceSpan(100, 300, 2, 3)
+    rate, _ = summary_table.summarize_sink_of_rows(rows, spans)['softmax']
+    assert round(rate, 3) == 26.833
+    headings, lines = sweep.build_summary_table(rows, spans)
+    column = headings.index('emerges (step)')
+    assert [line[column] for line in lines] == ['100-300 (2 of 3)', 'none', '']
+    assert 'none: ' in sweep.format_legend(headings, rows)
+
+
+def test_metric_table_of_run_has_unit_published_value_and_meaning():
+    published = {'sink/1': 18.18, 'fails': True, 'valid/loss': 'words'}
+    headings, rows = summary_table.make_metric_table(make_records(0, 40), published)
+    assert headings == ['number', 'value', 'published', 'what it is']
+    assert {row[0]: row[1:3] for row in rows} == {
+        'Sink_1': ['40.0 %', '18.18 %'],
+        'alpha_1': ['0.250', ''],
+        'valid loss': ['2.500 nats', ''],
+    }
+    assert all(row[3].endswith('.') for row in rows)
+    for published in ({'sink/star': 74.12}, {'fails': True}, {'valid/loss': 'words'}):
+        headings, rows = summary_table.make_metric_table(make_records(0, 40), published)
+        assert (headings, {len(row) for row in rows}) == (['number', 'value', 'what it is'], {3})
+
+
+@pytest.mark.parametrize(
+    ('published', 'pattern'),
+    [({'sink/1': 18.18}, 'Table 4'), ({'sink/star': 74.12}, '^$'), ({'fails': True}, 'fails.*Table 4'), (None, '^$')],
+)
+def test_source_of_shown_values_and_failures_is_named(published, pattern):
+    headings, _ = summary_table.make_metric_table(make_records(0, 40), published or {})
+    assert re.search(pattern, summary_table.describe_published(dict(published=published, source='Table 4'), headings))
+
+
+def test_observations_have_measured_values_and_page():
+    results = {'a': (48.5, 'emerges by step 5'), 'b': (None, 'diverged 1/1')}
+    text = summary_table.format_observations(results, 'runs/report.html')
+    assert re.findall(r'[\d.]+ %|report.html', text) == ['48.5 %', 'report.html']
+    assert re.search(r'unknown\b.*\bb\b.*diverged 1/1', text)
+    assert summary_table.format_observations({str(row): (1.0, '') for row in range(7)}, 'page') == 'page: page'
+
+
+@pytest.mark.parametrize(
+    ('published', 'is_shown'), [({'sink/1': 18.18}, True), ({'sink/2': 1.0, 'fails': True}, False)]
+)
+def test_sweep_legend_covers_each_column(published, is_shown):
+    softmax = make_recorded_row('softmax', make_records(0, 40, **{'mass/row': 1.0}), published=published)
+    rows, spans = make_rows_and_spans(softmax, make_recorded_row('other', make_records(0, 0)))
+    headings, lines = sweep.build_summary_table(rows, spans)
+    legend = sweep.format_legend(headings, rows)
+    names = [heading.partition(' (')[0] for heading in headings]
+    assert [name for name in names if f'{name}: ' not in legend] == ['row', 'Sink_1 - softmax', 'end']
+    assert any('(' in cell for cell in lines[0]) == ('in parentheses' in legend) == is_shown
+    assert '±' not in legend
+
+
+def test_report_legend_covers_each_column():
+    legend = summary_table.format_legend(summary_table.RUN_HEADINGS)
+    names = [heading.partition(' (')[0] for heading in summary_table.RUN_HEADINGS]
+    assert [name for name in names if f'{name}: ' not in legend] == ['run', 'end']
+
+
+def test_quickstart_table_fits_80_columns(monkeypatch, capsys):
+    monkeypatch.setenv('COLUMNS', '80')
+    published = {'sink/1': 18.18, 'valid/loss': 3.73}
+    softmax = make_recorded_row('softmax', make_records(0, 10, 48.5, **{'mass/row': 0.3}), published=published)
+    sigmoid = make_recorded_row('sigmoid_apple', make_records(0, 0, 0, **{'mass/row': 0.3}))
+    sweep.print_table_with_note(*sweep.build_summary_table(*make_rows_and_spans(softmax, sigmoid)))
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert [line.split()[0] for line in lines[-2:]] == ['softmax', 'sigmoid_apple'], 'each row in one line'
