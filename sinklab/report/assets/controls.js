@@ -12,29 +12,23 @@ class Controls {
   }
 
   initSlider() {
-    const { steps } = this.data;
     const slider = getElement('step');
-    state.step = steps[steps.length - 1] ?? Infinity;
-    slider.closest('label').hidden = steps.length < 2;
-    slider.max = Math.max(0, steps.length - 1);
-    slider.value = slider.max;
+    const last = Math.max(0, this.data.steps.length - 1);
+    slider.closest('label').hidden = !last;
+    slider.max = last;
     slider.setAttribute('aria-keyshortcuts', '[ ]');
     slider.addEventListener('input', () => this.moveSlider(0));
-    this.showStep();
-  }
-
-  showStep() {
-    const step = this.data.steps[+getElement('step').value];
-    getElement('step-value').textContent = step ?? '';
-    getElement('step').setAttribute('aria-valuetext', `step ${step}`);
+    this.moveSlider(last);
   }
 
   // Move the slider by a number of probes, and update all figures.
   moveSlider(offset) {
     const slider = getElement('step');
     slider.value = +slider.value + offset;
-    state.step = this.data.steps[+slider.value] ?? Infinity;
-    this.showStep();
+    const step = this.data.steps[+slider.value];
+    state.step = step ?? Infinity;
+    getElement('step-value').textContent = step ?? '';
+    slider.setAttribute('aria-valuetext', `step ${step}`);
     requestUpdate('updateStep');
   }
 

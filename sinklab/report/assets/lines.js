@@ -128,47 +128,28 @@ function renderBand(line, layout) {
   return renderSvg('path', { d, fill: getColour(line.group), opacity: layout.bandOpacity });
 }
 
-// Render the vertical bar of a standard deviation.
-const renderErrorBar = (x, y, sd, group, layout) =>
-  renderSvg('path', { d: `M${x} ${layout.toY(y - sd)}V${layout.toY(y + sd)}`, stroke: getColour(group) });
-
-// Render few values, such as validation losses, as dots over a curve of many.
-function renderDots(line, layout) {
-  const attributes = { r: 3.5, fill: getColour(line.group), stroke: 'var(--back)', 'stroke-width': 1.5 };
-  const dots = line.xs.map((value, index) => {
-    const x = layout.toX(value);
-    const y = line.ys[index];
-    const sd = line.sds?.[index];
-    const bar = sd ? renderErrorBar(x, y, sd, line.group, layout) : '';
-    return bar + renderSvg('circle', { cx: x, cy: layout.toY(y), ...attributes });
-  });
-  return dots.join('');
-}
-
 function renderLine(data, line, layout) {
-  if (line.dots) return renderDots(line, layout);
+  if (line.dots) return renderPoints(data, line, layout);
   const stroke = line.kind === 'points' && line.groups.length > 1 ? 'currentColor' : getColour(line.group);
   const band = line.kind === 'mean' && line.sds ? renderBand(line, layout) : '';
   const attributes = { 'stroke-dasharray': getDash(line.group), ...LINE_ATTRIBUTES[line.kind] };
   const curve = renderSvg('path', { class: 'curve', d: makePath(line, layout), stroke, ...attributes });
-  return band + curve + renderPoints(data, line, layout);
+  const hasPoints = line.groups || line.xs.length === 1;
+  return band + curve + (hasPoints ? renderPoints(data, line, layout) : '');
 }
 
-// Render the points of a sweep in the colours of their groups, hollow if they are published. A line of another panel
-// has a point only if it has a single value.
+// Render points in the colours of their groups with bars of their standard deviations, hollow if they are published.
 function renderPoints(data, line, layout) {
-  const getCentre = index => ({ cx: layout.toX(line.xs[index]), cy: layout.toY(line.ys[index]) });
-  if (!line.groups)
-    return line.xs.length === 1 ? renderSvg('circle', { ...getCentre(0), r: 3, fill: getColour(line.group) }) : '';
   const isPublished = line.kind === 'published';
-  const points = line.groups.map((group, index) => {
+  const points = line.xs.map((value, index) => {
+    const group = line.groups?.[index] ?? line.group;
     const colour = getColour(group);
-    const sd = line.sds[index];
-    const bar = sd && !isPublished ? renderErrorBar(layout.toX(line.xs[index]), line.ys[index], sd, group, layout) : '';
-    const attributes = { r: 4, fill: isPublished ? 'var(--back)' : colour, stroke: colour, 'stroke-width': 1.5 };
-    const value = formatNumber(line.ys[index], 2);
-    const title = renderTitle(`${data.groups[group].name}: ${value}${isPublished ? ' (published)' : ''}`);
-    return bar + renderSvg('circle', { ...getCentre(index), ...attributes }, title);
+    const [fill, stroke] = isPublished ? ['var(--back)', colour] : [colour, 'var(--back)'];
+    const [x, y, sd] = [layout.toX(value), line.ys[index], isPublished ? 0 : line.sds?.[index]];
+    const bar = sd ? renderSvg('path', { d: `M${x} ${layout.toY(y - sd)}V${layout.toY(y + sd)}`, stroke: colour }) : '';
+    const title = `${data.groups[group].name}: ${formatNumber(y, 2)}${isPublished ? ' (published)' : ''}`;
+    const attributes = { cx: x, cy: layout.toY(y), r: 3.5, fill, stroke, 'stroke-width': 1.5 };
+    return bar + renderSvg('circle', attributes, renderTitle(title));
   });
   return points.join('');
 }
