@@ -1,6 +1,8 @@
-"""The error that users can correct, and texts for messages: an exception on one line, a list of names."""
+"""The error that users can correct, and messages: an exception on one line, a list of names, a line on stderr."""
 
+import contextlib
 import difflib
+import sys
 from collections.abc import Iterable
 
 MAX_ERROR_LENGTH = 200  # characters of an exception's message inside another message
@@ -9,6 +11,13 @@ MAX_LISTED_NAMES = 30  # a message does not list more allowed names
 
 class UserError(ValueError):
     """Error that the user can correct; one line says what was given, what is allowed and what to do."""
+
+
+def print_status(message: object) -> None:
+    """Print a line on standard error; a log that cannot be written ends no run."""
+    with contextlib.suppress(OSError):
+        sys.stderr.write(f'{message}\n')  # one write, so that parallel output cannot split the line
+        sys.stderr.flush()
 
 
 def format_error(error: BaseException, with_type: bool = False, max_length: int | None = MAX_ERROR_LENGTH) -> str:

@@ -76,7 +76,7 @@ class FileDigests(Struct):
 
 
 class SweepRow(Struct):
-    """An entry of sweep.json: a row, and the run folder of each seed."""
+    """An entry of sweep.json: a row, and the outcome of each seed."""
 
     row: str
     seeds: dict[SeedText, str]

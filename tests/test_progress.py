@@ -34,7 +34,8 @@ def test_log_shows_last_sink_with_its_step(capsys, monkeypatch):
         callback.on_record(record, written=True)
     callback.on_record({'step': 3, 'train/loss': 5.0, 'sink/1': 20.0}, written=True)
     lines = capsys.readouterr().err.splitlines()
-    assert [line.partition('Sink_1 ')[2] for line in lines] == ['10.0 %', *['10.0 % at step 0'] * 2, '20.0 %']
+    sinks = [line.partition('Sink_1 ')[2].partition('  ')[0] for line in lines]
+    assert sinks == ['10.0 %', *['10.0 % at step 0'] * 2, '20.0 %']
 
 
 @pytest.mark.parametrize(
@@ -60,15 +61,6 @@ def test_error_of_printing_is_suppressed(monkeypatch, error):
     with callback.display:
         callback.on_train_begin(0, 'dense', [])
         callback.on_record({'step': 8, 'train/loss': 2.0}, written=True)
-
-
-def test_remaining_time_is_that_of_the_average_step_after_the_first():
-    metrics = progress.LatestMetrics(num_steps=10)
-    for step, seconds in ((0, 50.0), (1, 100.0), (3, 120.0)):
-        metrics.update({'step': step, 'seconds': seconds, **({'train/loss': 5.0} if step else {})})
-    assert '0:01:10 left' in metrics.format_line()
-    metrics.update({'step': 10, 'seconds': 190.0, 'train/loss': 5.0})
-    assert 'left' not in metrics.format_line()
 
 
 # Program without JAX that writes the files of a run and handles SIGINT as a run does.
@@ -210,10 +202,7 @@ def test_output_without_erasable_terminal_is_plain_lines(tmp_path, term):
     assert re.fullmatch(r'\[1/2\] softmax, seed 0', heading)
     assert all(line.startswith('softmax, seed 0') for line in lines), 'each line names its run'
     assert all(line.startswith('sigmoid, seed 0') for line in second.splitlines()[: len(lines)])
-    contents = ['dense', 'step 0/8', 'a warning', 'words of a library', 'step 8/8']
-    assert [sum(content in line for line in lines) for content in contents] == [1] * 5
-    start_line, end_line = (next(line for line in lines if f'step {step}/8' in line) for step in (0, 8))
-    assert re.findall(r'[\d.,]+', start_line.partition('step ')[2]) == ['0', '8', '1', '0.0'], (
-        'no loss and no speed yet'
-    )
-    assert re.findall(r'[\d.,]+', end_line.partition('step ')[2]) == ['8', '8', '3.500', '1,234', '1', '53.2']
+    contents = ['dense', 'a warning', 'words of a library', 'step 8/8']
+    assert [sum(content in line for line in lines) for content in contents] == [1] * 4
+    (line,) = (line for line in lines if 'step 8/8' in line)
+    assert re.findall(r'[\d.,]+', line.partition('step ')[2]) == ['8', '8', '3.500', '1,234', '1', '53.2']

@@ -46,7 +46,7 @@ def test_sweep_ignores_deleted_outcome_of_earlier_attempt(tmp_path):
     run.run_dir.write_json('outcome', dict(kind='diverged', message='loss is nan'))
     plan.check_run(run, Hardware())
     assert (run.outcome, run.reason) == ('diverged', 'loss is nan')
-    run.delete_outcome()
+    run.run_dir.delete_json('outcome')
     assert run.read_last_outcome() == {}
 
 

@@ -10,18 +10,17 @@ from sinklab.cli.main import main
 from sinklab.cli.progress import RunFollower
 from sinklab.run_dir import RunDir
 from sinklab.storage.folder_lock import hold_folder
-from sinklab.train.callbacks import Callback
 
 
-class RecordingCallback(Callback):
+class RecordingCallback:
     def __init__(self):
         self.steps, self.begin_calls = [], []
 
     def on_train_begin(self, step, attention, changes):
         self.begin_calls.append((step, attention, changes))
 
-    def on_record(self, record, written):
-        self.steps.append(record['step'])
+    def show_records(self, records):
+        self.steps += [record['step'] for record in records]
 
 
 @pytest.fixture
@@ -87,7 +86,8 @@ def test_follower_of_resumed_run_skips_earlier_attempts(folder):
 
 
 def test_tail_of_sweep_shows_all_runs_until_no_process_works_on_it(tmp_path, capsys, monkeypatch):
-    (tmp_path / 'sweep.json').write_text(json.dumps([dict(row=name, seeds={'0': 'to do'}) for name in 'ab']))
+    def write_sweep(outcome):
+        (tmp_path / 'sweep.json').write_text(json.dumps([dict(row=name, seeds={'0': outcome}) for name in 'ab']))
 
     def start_run(name):
         run_dir = RunDir(tmp_path / name)
@@ -95,9 +95,9 @@ def test_tail_of_sweep_shows_all_runs_until_no_process_works_on_it(tmp_path, cap
         append_metrics(run_dir, format_record(8))
         run_dir.write_json('outcome', dict(kind='done', message=''))
 
-    start_run('a-0')
+    write_sweep('to do')
     with hold_folder(tmp_path):
-        actions = iter([lambda: start_run('b-0'), lambda: monkeypatch.setattr(tail, 'is_held', lambda folder: False)])
+        actions = iter([lambda: start_run('a-0'), lambda: start_run('b-0'), lambda: write_sweep('done')])
         monkeypatch.setattr(tail.time, 'sleep', lambda seconds: next(actions)())
         assert main(['tail', str(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()

@@ -210,18 +210,6 @@ def test_fork_with_interrupted_first_checkpoint_copies_parent_again(parent, spec
         train(spec, tmp_path / 'alone', None)
 
 
-def test_fork_refuses_parent_replaced_since_start(parent, spec, origin, tmp_path):
-    path = make_interrupted_fork(spec, origin, tmp_path / 'fork')
-    shutil.copytree(parent.path, tmp_path / 'parent')
-    other_origin = dataclasses.replace(origin, run_dir=RunDir(tmp_path / 'parent'))
-    checkpoint = other_origin.run_dir.checkpoint_dir / '4'
-    (checkpoint / 'state' / 'more').write_text('of another run')
-    digests.write_digests(checkpoint, 0, 1, seconds=9.0)
-    with pytest.raises(UserError, match='parent/checkpoints/4'):
-        train(spec, path, other_origin)
-    assert RunDir(path).list_checkpoint_steps() == []
-
-
 def test_fork_refuses_parent_damaged_since_start(parent, spec, origin, tmp_path):
     path = make_interrupted_fork(spec, origin, tmp_path / 'fork')
     shutil.copytree(parent.path, tmp_path / 'parent')

@@ -6,7 +6,6 @@ import itertools
 import logging
 import os
 import re
-import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,7 +20,7 @@ from orbax.checkpoint import v1 as ocp
 from sinklab.checkpoint import digests
 from sinklab.config.differences import format_differences
 from sinklab.config.spec import CheckpointConfig
-from sinklab.errors import UserError, format_error
+from sinklab.errors import UserError, format_error, print_status
 from sinklab.process_group import ProcessGroup, all_gather_or_raise, broadcast_from_primary
 from sinklab.run_dir import RunDir
 from sinklab.storage.files import list_entries, move_folder, open_writable_folder, remove_folder
@@ -196,7 +195,7 @@ def delete_unretained_steps(run_dir: RunDir, retention_policy: CheckpointConfig)
             try:
                 remove_folder(run_dir.checkpoint_dir / str(step))
             except OSError as error:
-                print(f'checkpoint {step} could not be deleted ({format_error(error)})', file=sys.stderr, flush=True)
+                print_status(f'checkpoint {step} could not be deleted ({format_error(error)})')
 
 
 def find_damage_on_all(checkpoint: Path, group: ProcessGroup) -> str | None:

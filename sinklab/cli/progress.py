@@ -7,24 +7,29 @@ or a disk that cannot be written does not end a run: errors of printing are supp
 import contextlib
 import dataclasses
 import datetime
-import sys
+import math
 import threading
 import time
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TimeRemainingColumn
 
 from sinklab.cli import terminal
 from sinklab.config.spec import Spec
+from sinklab.errors import print_status
 from sinklab.exit_status import STOPPING_MESSAGE
 from sinklab.metrics.registry import HEADLINE_METRIC
 from sinklab.run_dir import RunDir
+from sinklab.storage.errors import is_storage_error
 from sinklab.storage.files import DamagedFileError
+from sinklab.storage.paths import is_remote
 from sinklab.sweep.plan import SweepRun
 from sinklab.train.callbacks import Callback, summarize_newest_attempt
 
 LOG_SECONDS = 10.0  # seconds between two lines of a log
+SPEED_SECONDS = 600.0  # seconds over which the speed is averaged that gives the remaining time
 LOSS_METRIC, SPEED_METRIC = 'train/loss', 'speed/tokens_per_second'
-MAX_FINISHED_BARS = 8  # in a sweep with more runs than this, the bar of a run is hidden when the run ends
+MAX_FINISHED_BARS = 8  # with more runs than this, the bar of a run is hidden when the run ends
+REMOTE_POLL_SECONDS = 20.0  # in a bucket, where metrics.jsonl is read whole and written once a minute
 
 
 @dataclasses.dataclass
@@ -37,17 +42,9 @@ class LatestMetrics:
     speed: str = '-'
     sink: str = '-'
     sink_step: int | None = None  # the step of `sink`
-    first_time: tuple[int, float] | None = None  # the first step of this attempt that is known, and its seconds
-    remaining: str = ''  # the remaining time
 
     def update(self, record: dict) -> None:
         self.step = record['step']
-        if 'seconds' in record and LOSS_METRIC in record:
-            first_step, first_seconds = self.first_time = self.first_time or (self.step, record['seconds'])
-            if self.step > first_step:
-                seconds_per_step = (record['seconds'] - first_seconds) / (self.step - first_step)
-                remaining = datetime.timedelta(seconds=round((self.num_steps - self.step) * seconds_per_step))
-                self.remaining = f'  {remaining} left' if remaining else ''
         if LOSS_METRIC in record:
             self.loss = f'{record[LOSS_METRIC]:.3f}'
         if SPEED_METRIC in record:
@@ -60,7 +57,7 @@ class LatestMetrics:
         step_suffix = '' if self.sink_step in (None, self.step) else f' at step {self.sink_step}'
         return (
             f'step {self.step}/{self.num_steps}  loss {self.loss}  {self.speed} '
-            f'tokens/s  {HEADLINE_METRIC.label} {self.sink}{step_suffix}{self.remaining}'
+            f'tokens/s  {HEADLINE_METRIC.label} {self.sink}{step_suffix}'
         )
 
     def format_bar_text(self) -> str:
@@ -70,10 +67,16 @@ class LatestMetrics:
 
 
 class ProgressDisplay:
-    """Progress display of runs; as a context manager it shows the bars, and removes them at the end."""
+    """Progress display of runs; as a context manager it shows the bars, and removes them at the end.
 
-    def __init__(self, console: terminal.Console):
-        self.console, self.is_live, self.is_stopping = console, terminal.is_live(console), False
+    Args:
+        console: The console to print to.
+        suppressed_errors: Errors of printing that are suppressed.
+    """
+
+    def __init__(self, console: terminal.Console, suppressed_errors: tuple[type[Exception], ...] = (OSError,)):
+        self.console, self.suppressed_errors = console, suppressed_errors
+        self.is_live, self.is_stopping = terminal.is_live(console), False
         self.bars = Progress(
             terminal.make_progress_column('{task.description}'),
             BarColumn(bar_width=16),
@@ -83,38 +86,49 @@ class ProgressDisplay:
             console=console,
             transient=True,
             disable=not self.is_live,
+            speed_estimate_period=SPEED_SECONDS,
         )
-        self.metrics, self.print_times = {}, {}
+        self.metrics: dict[TaskID, LatestMetrics] = {}
+        self.print_times: dict[TaskID, float] = {}
 
     def __enter__(self) -> 'ProgressDisplay':
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(*self.suppressed_errors):
             self.bars.start()
         return self
 
     def __exit__(self, *_) -> None:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(*self.suppressed_errors):
             self.bars.stop()
 
-    def add(self, name: str, steps: int) -> int:
+    def add(self, name: str, steps: int) -> TaskID:
         """Add a run to the display, and return the key for its updates."""
         key = self.bars.add_task(name, total=steps, text='starting')
         self.metrics[key], self.print_times[key] = LatestMetrics(steps), 0.0
         return key
 
-    def update(self, key: int, record: dict) -> None:
+    def update(self, key: TaskID, *records: dict) -> None:
+        """Show the last of these records of a run, and the newest value of each metric in them."""
         metrics = self.metrics[key]
-        metrics.update(record)
-        if self.is_live:
-            text = 'stopping, saves a checkpoint' if self.is_stopping else metrics.format_bar_text()
-            text += f'  {metrics.speed} tokens/s' if self.console.width >= 100 else ''
-            self.bars.update(key, completed=metrics.step, text=text)
-        elif metrics.step == metrics.num_steps or time.monotonic() - self.print_times[key] > LOG_SECONDS:
+        for record in records:
+            metrics.update(record)
+        text = 'stopping, saves a checkpoint' if self.is_stopping else metrics.format_bar_text()
+        text += f'  {metrics.speed} tokens/s' if self.console.width >= 100 else ''
+        self.bars.update(key, completed=metrics.step, text=text)
+        is_due = metrics.step == metrics.num_steps or time.monotonic() - self.print_times[key] > LOG_SECONDS
+        if not self.is_live and is_due:
             self.print_times[key] = time.monotonic()
-            self.print_line(f'{self.bars.tasks[key].description}  {metrics.format_line()}')
+            task = self.bars.tasks[key]
+            remaining = datetime.timedelta(seconds=round(task.time_remaining or 0))
+            suffix = f'  {remaining} left' if remaining else ''
+            self.print_line(f'{task.description}  {metrics.format_line()}{suffix}')
+
+    def hide_ended(self, key: TaskID, num_runs: int) -> None:
+        """Hide the bar of a run that has ended, if there are many runs."""
+        self.bars.update(key, visible=num_runs <= MAX_FINISHED_BARS)
 
     def print_line(self, text: str) -> None:
         """Print a line above the bars."""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(*self.suppressed_errors):
             self.console.print(text, soft_wrap=True)
 
 
@@ -143,12 +157,16 @@ class ProgressCallback(Callback):
         self.key = display.add(name, self.num_steps)
 
     def on_record(self, record: dict, written: bool) -> None:
+        self.show_records([record])
+
+    def show_records(self, records: list[dict]) -> None:
+        record = records[-1]
         if not self.has_epochs and 'data/epoch' in record:
             self.has_epochs = True
             epochs = record['data/epoch'] * self.num_steps / record['step']
             share = f'{100 * epochs:.3g} % of the data' if epochs < 1 else f'the data {epochs:.3g} times'
             self.print_fact(f'{self.num_steps} steps read {share}')
-        self.display.update(self.key, record)
+        self.display.update(self.key, *records)
 
     def on_message(self, line: str) -> None:
         self.display.print_line(f'{self.name}  {line}')
@@ -179,8 +197,7 @@ class MessageCallback(Callback):
     """Callback that only prints messages for the user, to standard error."""
 
     def on_message(self, line: str) -> None:
-        with contextlib.suppress(OSError):
-            print(line, file=sys.stderr, flush=True)
+        print_status(line)
 
 
 class RunFollower:
@@ -192,15 +209,22 @@ class RunFollower:
         skips_past: Whether an attempt that has been recorded already is skipped.
     """
 
-    def __init__(self, run_dir: RunDir, callback: Callback, skips_past: bool = False):
-        self.run_dir, self.callback, self.num_lines = run_dir, callback, None
+    def __init__(self, run_dir: RunDir, callback: ProgressCallback, skips_past: bool = False):
+        self.run_dir, self.callback = run_dir, callback
+        self.num_lines: int | None = None
+        self.poll_time = -math.inf
         self.num_attempts = len(self.read_attempts()) if skips_past else 0
 
     def read_attempts(self) -> list[dict]:
         return self.run_dir.read_environment().get('attempts', [])
 
+    def is_due(self) -> bool:
+        """Return whether it is time for the next poll; a bucket is read seldom, where files are read whole."""
+        return time.monotonic() > self.poll_time + (REMOTE_POLL_SECONDS if is_remote(self.run_dir.path) else 0)
+
     def poll(self) -> None:
         """Pass a new attempt and new records to the callback; at first, the newest Sink_1 and the newest record."""
+        self.poll_time = time.monotonic()
         attempts = self.read_attempts()
         if len(attempts) > self.num_attempts:
             self.num_attempts = len(attempts)
@@ -211,8 +235,8 @@ class RunFollower:
         else:
             new_records = records[self.num_lines :]
         self.num_lines = len(records)  # fewer than before if the run has resumed from an earlier step
-        for record in new_records:
-            self.callback.on_record(record, written=True)
+        if new_records:
+            self.callback.show_records(new_records)
 
 
 class SweepDisplay(ProgressDisplay):
@@ -226,7 +250,8 @@ class SweepDisplay(ProgressDisplay):
     def __init__(self, runs: list[SweepRun], jobs: int):
         super().__init__(terminal.make_console(stderr=True))
         self.pending_runs, self.seeds = [run for run in runs if run.outcome == 'to do'], {run.seed for run in runs}
-        self.followers, self.lock, self.total_bar = {}, threading.Lock(), None
+        self.followers: dict[int, RunFollower] = {}
+        self.lock, self.total_bar = threading.Lock(), None
         if self.is_live and len(self.pending_runs) > jobs:
             num_steps = sum(run.spec.optimizer.steps for run in self.pending_runs)
             self.total_bar = self.bars.add_task('all runs', total=num_steps, text='')
@@ -243,13 +268,23 @@ class SweepDisplay(ProgressDisplay):
 
     def poll(self) -> None:
         """Show what the running runs have written since the last call."""
-        with self.lock, contextlib.suppress(OSError, DamagedFileError):  # about which the run itself tells
+        with self.lock:
             for follower in self.followers.values():
-                follower.poll()
-        if self.total_bar is not None:
-            num_done = sum(metrics.step == metrics.num_steps for metrics in self.metrics.values())
-            num_steps = sum(metrics.step for metrics in self.metrics.values())
-            self.bars.update(self.total_bar, completed=num_steps, text=f'{num_done}/{len(self.pending_runs)} runs')
+                if follower.is_due():
+                    self.show(follower)
+            if self.total_bar is not None:
+                num_done = sum(metrics.step == metrics.num_steps for metrics in self.metrics.values())
+                num_steps = sum(metrics.step for metrics in self.metrics.values())
+                text = f'{num_done}/{len(self.pending_runs)} runs'
+                self.bars.update(self.total_bar, completed=num_steps, text=text)
+
+    def show(self, follower: RunFollower) -> None:
+        """Show what a run has written; the run itself tells about a folder that cannot be read."""
+        try:
+            follower.poll()
+        except Exception as error:
+            if not is_storage_error(error) and not isinstance(error, DamagedFileError):
+                raise
 
     def on_output_line(self, run: SweepRun, line: bytes) -> None:
         """Show a line from the process of a run, except how it has stopped: the sweep tells that itself."""
@@ -258,14 +293,15 @@ class SweepDisplay(ProgressDisplay):
             self.print_line(f'{self.format_run_name(run)}: {text}')
 
     def on_run_end(self, run: SweepRun) -> None:
-        self.poll()
         with self.lock:
-            key = self.followers.pop(id(run)).callback.key
+            follower = self.followers.pop(id(run))
+            self.show(follower)
         is_stopped = run.outcome == 'to do'
         message = run.read_last_outcome().get('message') if is_stopped else run.reason
         if message:
             self.print_line(f'{self.format_run_name(run)}: {"stopped" if is_stopped else run.outcome}: {message}')
-        self.bars.update(key, visible=len(self.pending_runs) <= MAX_FINISHED_BARS)
+        self.hide_ended(follower.callback.key, len(self.pending_runs))
+        self.poll()
 
     def on_stop_signal(self) -> None:
         """Show behind the bars that the runs are stopping and save checkpoints."""

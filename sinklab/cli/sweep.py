@@ -11,11 +11,9 @@ example:
 """
 
 import argparse
-import contextlib
 import json
 import shlex
 import signal
-import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +22,7 @@ from sinklab.cli.flag_types import positive_int
 from sinklab.cli.process_flags import format_command_line, get_program_argv
 from sinklab.config.seed_list import SEEDS_HELP, parse_seeds
 from sinklab.config.spec import Spec
-from sinklab.errors import UserError, format_unknown_name
+from sinklab.errors import UserError, format_unknown_name, print_status
 from sinklab.run_dir import RunDir
 from sinklab.storage.files import atomic_write, open_writable_folder
 from sinklab.storage.folder_lock import hold_folder
@@ -271,9 +269,3 @@ def print_wrapped(text: str) -> None:
 
     console = terminal.make_console()
     console.print(text, soft_wrap=not console.is_terminal)
-
-
-def print_status(text: str) -> None:
-    with contextlib.suppress(OSError):  # a log that cannot be written ends no run
-        sys.stderr.write(f'{text}\n')  # one write, so that parallel output cannot split the line
-        sys.stderr.flush()

@@ -17,13 +17,12 @@ from typing import TYPE_CHECKING
 from sinklab.run_dir import RunDir
 from sinklab.run_ref import read_spec
 from sinklab.storage.folder_lock import is_held
-from sinklab.storage.paths import is_remote, make_absolute, parse_path
+from sinklab.storage.paths import make_absolute, parse_path
 
 if TYPE_CHECKING:
     from sinklab.cli.progress import ProgressDisplay
 
 POLL_SECONDS = 1.0  # seconds between two polls
-REMOTE_POLL_SECONDS = 20.0  # in a bucket, where metrics.jsonl is read whole and written once a minute
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,9 +34,9 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
     from sinklab.cli.progress import ProgressDisplay
 
     folder = parse_path(args.run)
-    if not (folder / 'sweep.json').exists():
+    if not is_sweep(folder):
         read_spec(RunDir(folder))  # raises if the folder holds no run
-    with contextlib.suppress(KeyboardInterrupt), ProgressDisplay(terminal.make_console()) as display:
+    with contextlib.suppress(KeyboardInterrupt), ProgressDisplay(terminal.make_console(), ()) as display:
         follow_runs(folder, display)
     return 0
 
@@ -47,28 +46,44 @@ def follow_runs(folder: Path, display: 'ProgressDisplay') -> None:
     from sinklab.cli.progress import ProgressCallback, RunFollower
     from sinklab.cli.report import list_sweep_runs
 
-    followers, ended_runs = {}, set()
+    followers: dict[Path, RunFollower] = {}
+    ended_paths: set[Path] = set()
     while True:
         is_over = not is_running(folder)  # determined before records are read, so that none is missed
-        for path in list_sweep_runs(folder) or [folder]:
+        paths = [path for path in list_sweep_runs(folder) if RunDir(path).has_run()] if is_sweep(folder) else [folder]
+        for path in paths:
             if path not in followers:
                 run_dir = RunDir(path)
                 row = run_dir.read_json('row')['row'] if path == folder else None
                 callback = ProgressCallback(display, row or make_absolute(path).name, read_spec(run_dir))
                 followers[path] = RunFollower(run_dir, callback)
-        for path, follower in followers.items():
-            has_ended = not is_running(path)
-            follower.poll()
-            if has_ended and path not in ended_runs:
-                follower.callback.on_message(describe_outcome(follower.run_dir))
-            ended_runs = ended_runs | {path} if has_ended else ended_runs - {path}  # a sweep may start it again
+            if is_running(path):
+                ended_paths.discard(path)  # a sweep may have started it again
+                if followers[path].is_due():
+                    followers[path].poll()
+            elif path not in ended_paths:
+                ended_paths.add(path)
+                followers[path].poll()
+                callback = followers[path].callback
+                callback.on_message(describe_outcome(RunDir(path)))
+                display.hide_ended(callback.key, len(paths))
         if is_over:
             return
-        time.sleep(REMOTE_POLL_SECONDS if is_remote(folder) else POLL_SECONDS)
+        time.sleep(POLL_SECONDS)
+
+
+def is_sweep(folder: Path) -> bool:
+    return (folder / 'sweep.json').exists()
 
 
 def is_running(folder: Path) -> bool:
-    return is_held(folder) and not (folder / 'outcome.json').exists()
+    """Return whether a job may be working on a run or a sweep."""
+    if not is_held(folder):
+        return False
+    if is_sweep(folder):
+        rows = RunDir(folder).read_json('sweep')
+        return any(outcome == 'to do' for row in rows for outcome in row['seeds'].values())
+    return not (folder / 'outcome.json').exists()
 
 
 def describe_outcome(run_dir: RunDir) -> str:

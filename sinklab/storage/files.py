@@ -5,7 +5,6 @@ import hashlib
 import json
 import os
 import shutil
-import sys
 import tempfile
 import time
 import uuid
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
-from sinklab.errors import UserError, format_error
+from sinklab.errors import UserError, format_error, print_status
 from sinklab.storage.paths import get_file_system, is_remote
 
 if TYPE_CHECKING:
@@ -93,7 +92,7 @@ def warn_once(message: str) -> None:
     """Print a warning on stderr, once per process."""
     if message not in PRINTED_WARNINGS:
         PRINTED_WARNINGS.add(message)
-        print(f'sinklab: {message}', file=sys.stderr, flush=True)
+        print_status(f'sinklab: {message}')
 
 
 @contextlib.contextmanager

@@ -8,7 +8,6 @@ import contextlib
 import json
 import os
 import socket
-import sys
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -16,7 +15,7 @@ from pathlib import Path
 import msgspec
 from filelock import FileLock, Timeout
 
-from sinklab.errors import UserError
+from sinklab.errors import UserError, print_status
 from sinklab.storage.files import open_writable_folder, read_json, write_text
 from sinklab.storage.paths import is_remote
 
@@ -101,7 +100,7 @@ def lock_file(path: Path, wait_seconds: float, on_wait: Callable[[], None] | Non
         if on_wait:
             on_wait()
         elif wait_seconds:
-            print(f'{in_use}; waiting {wait_seconds:.0f} s for its end', file=sys.stderr, flush=True)
+            print_status(f'{in_use}; waiting {wait_seconds:.0f} s for its end')
         try:
             lock.acquire(timeout=wait_seconds)
         except Timeout:

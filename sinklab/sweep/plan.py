@@ -39,11 +39,6 @@ class SweepRun:
         except (OSError, ValueError):
             return {}
 
-    def delete_outcome(self) -> None:
-        """Delete outcome.json of the last attempt, if there is one; call this before the next attempt."""
-        if self.read_last_outcome():
-            (self.run_dir.path / 'outcome.json').unlink()
-
 
 def plan_runs(
     rows: Iterable[str],

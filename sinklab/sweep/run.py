@@ -98,7 +98,7 @@ def run_sweep(
         elif not forwarder.received_signals:
             check_owner()
             display.on_run_begin(label, run)
-            run.delete_outcome()
+            run.run_dir.delete_json('outcome')
             exit_code, output = forwarder.run_command(command(run), lambda line: display.on_output_line(run, line))
             record_outcome(run, forwarder.received_signals, exit_code, output)
             display.on_run_end(run)

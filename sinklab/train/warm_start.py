@@ -15,7 +15,7 @@ from sinklab.process_group import ProcessGroup, broadcast_from_primary, check_eq
 from sinklab.run_dir import RunDir
 from sinklab.run_ref import format_run_ref
 from sinklab.storage.files import poll_until
-from sinklab.storage.paths import make_absolute, make_relative
+from sinklab.storage.paths import make_absolute, make_relative, resolve_path
 from sinklab.train import state
 
 DATA_ORDER_FIELDS = ('data.', 'optimizer.batch_size ')  # fields that determine which tokens a step reads
@@ -130,7 +130,7 @@ def describe_lineage(origin: WarmStart, spec: Spec, run_dir: RunDir, data_finger
     new_shapes = get_parameter_shapes(spec)
     mode_fields = {} if origin.mode.keeps_step_and_data else dict(takes=origin.takes, start=origin.start_step)
     return dict(
-        run=make_relative(origin.run_dir.path, run_dir.path),
+        run=make_relative(resolve_path(origin.run_dir.path), resolve_path(run_dir.path)),
         step=origin.step,
         row=origin.run_dir.read_json('row').get('row') or origin.run_dir.path.name,
         commit=origin.run_dir.read_environment().get('commit'),
