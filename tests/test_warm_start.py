@@ -11,7 +11,6 @@ from checkpoint_damages import flip_bit
 from conftest import make_tiny_spec, replace_operation
 from tiny_runs import CrashError, CrashingCallback, assert_same_trees, drop_clock_metrics, restore_state
 
-from sinklab.checkpoint import digests
 from sinklab.config.spec import Hardware
 from sinklab.data.run_data import load_run_data
 from sinklab.errors import UserError
