@@ -1,4 +1,4 @@
-"""Follow a run or a sweep in progress from any terminal: step, loss and Sink_1 of each run, and how it ends.
+"""Follow a run or a sweep from any terminal: step, loss and Sink_1 of each run, and how it ends.
 
 The command only reads the folder. Ctrl-C ends the command, not the run.
 
