@@ -73,7 +73,12 @@ def test_run_names_contain_row_changed_fields_seed_and_folder(tmp_path):
         write_run(tmp_path / name, 'softmax', **{'optimizer__weight_decay': 0.1, **run_fields})
     loaded = read_runs([f'{tmp_path}/{name}' for name in fields])
     group = 'softmax, weight_decay 0.1'
-    names = [f'{group}, seed 0', f'{group}, seed 1 (b)', f'{group}, seed 1 (c)', 'softmax, weight_decay 0.5']
+    names = [
+        f'{group}, seed 0',
+        f'{group}, seed 1 ({tmp_path}/b)',
+        f'{group}, seed 1 ({tmp_path}/c)',
+        'softmax, weight_decay 0.5',
+    ]
     assert [run.name for run in loaded] == names
     assert [run_group.name for run_group in run_groups.group_runs(loaded)] == [group, names[-1]]
     assert read_runs([f'{tmp_path}/a'])[0].name == 'softmax'
@@ -257,7 +262,7 @@ def test_report_command_writes_requested_files_and_rejects_unusable_out_path(cap
     write_run(tmp_path / 'b', 'k_first & 50%', published={'sink/1': 1.0}, probes=False, outcome='unfinished')
     assert main(['report', f'{tmp_path}/a', f'{tmp_path}/b', '--png', '--svg', '--pdf', '--latex', '--json']) == 0
     rows = json.loads(capsys.readouterr().out)
-    assert [(row['probes'], row['outcome']) for row in rows] == [(3, 'done'), (0, 'done')]
+    assert [(row['probes'], row['outcome']) for row in rows] == [(3, 'done'), (0, 'unfinished')]
     for name in ('curves', *(figure_spec.name for figure_spec in FIGURES)):
         header = (tmp_path / f'{name}.png').read_bytes()[:24]
         assert header.startswith(b'\x89PNG')
@@ -266,7 +271,7 @@ def test_report_command_writes_requested_files_and_rejects_unusable_out_path(cap
     assert (tmp_path / 'attention.pdf').read_bytes().startswith(b'%PDF')
     table = (tmp_path / 'table.tex').read_text()
     assert '\nsoftmax & 1 & 40.00 (18.18)' in table
-    assert '\nk\\_first \\& 50\\% & 1 & - (1.00)' in table
+    assert '\nk\\_first \\& 50\\% & 0 & - (1.00)' in table
     assert main(['report', f'{tmp_path}/a', '--out', f'{tmp_path}/a/config.json/x']) == 1
     assert len(capsys.readouterr().err.splitlines()) == 1
 

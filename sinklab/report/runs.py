@@ -17,7 +17,6 @@ from sinklab.metrics.sink import SINK_THRESHOLD
 from sinklab.run_dir import RunDir
 from sinklab.run_ref import format_fork, format_run_ref
 from sinklab.storage.files import DamagedFileError, read_arrays, warn_once
-from sinklab.storage.paths import find_common_folder, make_absolute, make_relative
 
 DELETE_REMEDY = 'delete it to omit it from the report'
 MAX_FILES = 1600  # probe files read from all runs together
@@ -45,8 +44,7 @@ class RunResult:
         notes: The origin of a fork, and the config changes between attempts.
         row_info: The content of row.json.
         config: {path of the field: value}; empty if the run has no config.
-        outcome_record: The content of outcome.json. Without that file, the kind is `done` or `unfinished`, depending
-            on the records.
+        outcome_record: The content of outcome.json; without that file, the kind is `unfinished`.
     """
 
     name: str
@@ -194,7 +192,7 @@ def load_run(run_dir: RunDir, max_probes: int) -> RunResult:
         notes=make_notes(run_dir),
         row_info=row_info | dict(published=row_info.get('published', {}), source=str(row_info.get('source') or '')),
         config=config,
-        outcome_record=read_outcome(run_dir, records, config.get('optimizer.steps')),
+        outcome_record=read_outcome(run_dir, records),
     )
 
 
@@ -243,18 +241,12 @@ def make_notes(run_dir: RunDir) -> list[str]:
     return [*filter(None, ['; '.join(format_fork(run_dir.read_lineage()))]), *changes]
 
 
-def read_outcome(run_dir: RunDir, records: list[dict], last_step: int | None) -> dict:
-    """Read how the latest attempt ended.
-
-    Without outcome.json, the run counts as `done` if its last step has a validation loss, and as `unfinished`
-    otherwise.
-    """
+def read_outcome(run_dir: RunDir, records: list[dict]) -> dict:
+    """Read how the latest attempt ended; without outcome.json, the run is `unfinished`."""
     try:
         return dict(step=0, message='') | run_dir.read_json('outcome')
     except FileNotFoundError:
-        last_record = records[-1] if records else {}
-        is_done = last_record.get('step') == last_step is not None and 'valid/loss' in last_record
-        return dict(kind='done' if is_done else 'unfinished', step=last_record.get('step', 0), message='')
+        return dict(kind='unfinished', step=records[-1]['step'] if records else 0, message='')
 
 
 def name_runs(runs: list[RunResult]) -> list[RunResult]:
@@ -268,10 +260,9 @@ def name_runs(runs: list[RunResult]) -> list[RunResult]:
         name if group_names.count(name) == 1 or run.seed is None else f'{name}, seed {run.seed}'
         for name, run in zip(group_names, runs, strict=True)
     ]
-    paths = [make_absolute(run.run_dir.path) for run in runs]
     names = [
-        label if labels.count(label) == 1 else f'{label} ({format_relative_path(path, paths)})'
-        for label, path in zip(labels, paths, strict=True)
+        label if labels.count(label) == 1 else f'{label} ({run.run_dir})'
+        for label, run in zip(labels, runs, strict=True)
     ]
     return [
         dataclasses.replace(run, name=name, group_name=group_name)
@@ -305,11 +296,3 @@ def shorten_field_name(name: str, names: list[str]) -> str:
 
 def format_config_value(value: object) -> str:
     return 'none' if value is None else f'{value:.4g}' if isinstance(value, float) else str(value)
-
-
-def format_relative_path(path: Path, paths: Sequence[Path]) -> str:
-    """Format a folder relative to the common parent of all folders."""
-    try:
-        return make_relative(path, find_common_folder([other.parent for other in paths]))
-    except (UserError, ValueError):  # the folders are in different buckets or on different drives
-        return str(path)
