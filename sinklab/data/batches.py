@@ -198,7 +198,7 @@ def make_synthetic_batches(chain: MarkovChain, seed: int, batch_size: int, lengt
 
     def read_rows(step: int, rows: Iterable[int]) -> np.ndarray:
         rng = np.random.default_rng([seed, TRAINING_STREAM, step])
-        return sample_sequences(chain, batch_size, length, rng, rows)
+        return sample_sequences(chain, batch_size, length, rng)[list(rows)]
 
     order_digest = compute_digest(read_rows(0, range(batch_size)).tobytes())
     return Batches(batch_size, read_rows, order_digest, lambda step: {})

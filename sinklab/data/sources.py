@@ -137,7 +137,7 @@ def translate_read_errors(path: object, *damage_errors: type[Exception]) -> Iter
 def open_decompressed(path: Path) -> Iterator[BinaryIO]:
     with translate_read_errors(path), path.open('rb') as file:
         if path.suffix == '.gz':
-            yield gzip.GzipFile(fileobj=file)
+            yield io.BufferedReader(gzip.GzipFile(fileobj=file))
         elif path.suffix == '.zst':
             stream = import_library('pyarrow', path).CompressedInputStream(file, 'zstd')
             yield io.BufferedReader(stream, 1 << 17)
