@@ -189,17 +189,27 @@ def parse_json_object(encoded: bytes) -> dict[str, Any]:
 
 TEXT_FORMAT = FileFormat('', read_whole_file, lambda content: {'text': decode_utf8(content.decode)})
 JSONL_FORMAT = FileFormat('line', read_lines, parse_json_object)
+PARQUET_FORMAT = FileFormat('row', read_parquet_rows, lambda row: decode_utf8(row.as_py))
 FORMATS = {
     **dict.fromkeys(('.txt', '.txt.gz', '.txt.zst'), TEXT_FORMAT),
     **dict.fromkeys(('.jsonl', '.jsonl.gz', '.jsonl.zst'), JSONL_FORMAT),
-    '.parquet': FileFormat('row', read_parquet_rows, lambda row: decode_utf8(row.as_py)),
+    '.parquet': PARQUET_FORMAT,
 }
 
 
-def find_format(path: Path) -> FileFormat | None:
-    """Return the format of a file: by its ending, or else plain text if its content is; None if it is not."""
+def choose_format(source_name: str, path: Path, formats: tuple[FileFormat, ...]) -> FileFormat:
+    """Return the format of a file: by its ending, or else plain text if its content is.
+
+    Raises:
+        UserError: It is none of the formats.
+    """
     by_suffix = (file_format for suffix, file_format in FORMATS.items() if str(path).endswith(suffix))
-    return next(by_suffix, None) or (TEXT_FORMAT if is_text_file(path) else None)
+    file_format = next(by_suffix, None) or (TEXT_FORMAT if is_text_file(path) else None)
+    if file_format in formats:
+        return file_format
+    allowed = ', '.join(suffix for suffix, allowed_format in FORMATS.items() if allowed_format in formats)
+    text = ', and other files of UTF-8 text' if TEXT_FORMAT in formats else ''
+    raise UserError(f'{source_name} matches {path}, which cannot be read; allowed: {allowed}{text}')
 
 
 def is_text_file(path: Path) -> bool:
@@ -268,14 +278,13 @@ def read_python_file(file: SourceFile, on_damaged: OnDamaged) -> Iterator[Docume
 def open_text_source(source_name: str, argument: str) -> Source:
     """Open text files: one document per .jsonl line, .parquet row, or file of plain text."""
     pattern, fields = parse_field_options(source_name, argument, 'text')
-    return open_record_source(source_name, pattern, fields, read_text, (TEXT_FORMAT, *FORMATS.values()))
+    return open_record_source(source_name, pattern, fields, read_text, (TEXT_FORMAT, JSONL_FORMAT, PARQUET_FORMAT))
 
 
 def open_chat(source_name: str, argument: str) -> Source:
     """Open conversations, one per .jsonl line or .parquet row; only the words of the assistant are in the loss."""
     pattern, fields = parse_field_options(source_name, argument, 'messages')
-    formats = tuple(file_format for file_format in FORMATS.values() if file_format is not TEXT_FORMAT)
-    source = open_record_source(source_name, pattern, fields, read_conversation, formats)
+    source = open_record_source(source_name, pattern, fields, read_conversation, (JSONL_FORMAT, PARQUET_FORMAT))
     return dataclasses.replace(source, masked=True)
 
 
@@ -291,16 +300,9 @@ def open_record_source(
     if not files:
         remedy = 'check the path, quote the pattern, and give the files of a folder as FOLDER/*.txt'
         raise UserError(f'{source_name} matches no file; {remedy}')
-    formats_of_files = {file: find_format(file.path) for file in files}
-    for file, file_format in formats_of_files.items():
-        if file_format not in formats:
-            allowed = ', '.join(suffix for suffix, allowed_format in FORMATS.items() if allowed_format in formats)
-            text = ', and other files of UTF-8 text' if TEXT_FORMAT in formats else ''
-            raise UserError(f'{source_name} matches {file.path}, which cannot be read; allowed: {allowed}{text}')
-        if file_format is TEXT_FORMAT and fields != FieldNames('text', ''):
-            raise UserError(
-                f'{source_name} names fields, but {file.path} has none; remove them, or match other files'
-            )
+    formats_of_files = {file: choose_format(source_name, file.path, formats) for file in files}
+    if TEXT_FORMAT in formats_of_files.values() and fields != FieldNames('text', ''):
+        raise UserError(f'{source_name} names fields, but files of plain text have none; match other files')
 
     def read(file: SourceFile, on_damaged: OnDamaged) -> Iterator[Document]:
         unit, read_records, decode_record = formats_of_files[file]
