@@ -11,6 +11,7 @@ from sinklab.errors import UserError, format_extra_command, shorten_text
 
 ROLES = ('system', 'user', 'assistant')
 TextParts = tuple[tuple[str, bool], ...]
+ContentReader = Callable[[dict[str, Any], str], TextParts]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,7 +124,7 @@ def convert_records(
     records: Iterable[tuple[str, str, Any]],
     decode_record: Callable[[Any], dict[str, Any]],
     fields: FieldNames,
-    read_content: Callable[[dict[str, Any], str], TextParts],
+    read_content: ContentReader,
     on_damaged: OnDamaged,
 ) -> Iterator[Document]:
     """Convert records (name, location, record) of a piece to documents."""
@@ -153,7 +154,7 @@ def read_conversation(values: dict[str, Any], path: str) -> TextParts:
     messages = get_field(values, path)
     if not isinstance(messages, list):
         raise RecordError(f'has a "{path}" that is not a list of messages')
-    segments = []
+    segments: list[tuple[str, bool]] = []
     for message in messages:
         role, words = get_string(message, 'role'), get_string(message, 'content')
         if role not in ROLES:

@@ -22,6 +22,7 @@ from typing import Annotated, Any, BinaryIO, NamedTuple
 import msgspec
 
 from sinklab.data.documents import (
+    ContentReader,
     Document,
     FieldNames,
     OnDamaged,
@@ -40,8 +41,8 @@ from sinklab.errors import UserError, format_error, format_unknown_name
 from sinklab.storage.files import read_json
 from sinklab.storage.paths import find_common_folder, get_file_system, is_remote, make_relative, parse_path
 
+WILDCARD = re.compile(r'[*?[]')
 BRACES = re.compile(r'\{([^{}]*,[^{}]*)\}')
-FIXED_FOLDER = re.compile(r'(?:[^*?[]*/)?')  # the folder before the first wildcard of a pattern
 BEGINNING_BYTES = 1 << 13  # bytes of a file of unknown format that show whether it is text
 PARQUET_BATCH_ROWS = 256  # rows of a table in memory at once
 SKIPPED_NAMES = {'site-packages', 'test', 'tests', 'idle_test'}
@@ -71,11 +72,12 @@ def match_files(pattern: str) -> list[SourceFile]:
         UserError: A file or the bucket cannot be read.
     """
     find_files = find_objects if is_remote(pattern) else find_local_files
-    infos, roots = {}, []
+    infos: dict[str, Any] = {}
+    roots = []
     for alternative in [pattern] if pattern in find_files(pattern) else expand_braces(pattern):
         matches = find_files(alternative)
         is_literal = alternative in matches or not glob.has_magic(alternative)
-        roots.append(os.path.dirname(alternative) if is_literal else FIXED_FOLDER.match(alternative)[0])
+        roots.append(os.path.dirname(alternative if is_literal else WILDCARD.split(alternative)[0]))
         infos |= matches
     root = find_common_folder([parse_path(root) for root in roots])
     files = []
@@ -121,13 +123,15 @@ def find_objects(pattern: str) -> dict[str, tuple[int, str]]:
 
 
 @contextlib.contextmanager
-def translate_read_errors(path: object, *damage_errors: type[Exception]) -> Iterator[None]:
+def translate_read_errors(
+    path: object, damage_errors: tuple[type[Exception], ...] = (EOFError, OSError, zlib.error)
+) -> Iterator[None]:
     """Turn errors of reading a file into a UserError that names it."""
     try:
         yield
     except FileNotFoundError as error:
         raise UserError(f'{path} cannot be read: there is no such file') from error
-    except (EOFError, OSError, zlib.error, *damage_errors) as error:
+    except damage_errors as error:
         if reason := getattr(error, 'strerror', None):
             raise UserError(f'{path} cannot be read: {reason}') from error
         raise UserError(f'{path} is truncated or damaged ({format_error(error)}); get it again') from error
@@ -166,7 +170,7 @@ def read_lines(path: Path, _: FieldNames) -> Iterator[tuple[int, bytes]]:
 def read_parquet_rows(path: Path, fields: FieldNames) -> Iterator[tuple[int, Any]]:
     parquet, pyarrow = import_library('pyarrow.parquet', path), import_library('pyarrow', path)
     columns = sorted({name.partition('.')[0] for name in (fields.content, fields.domain) if name})
-    with translate_read_errors(path, pyarrow.ArrowException), path.open('rb') as file:
+    with translate_read_errors(path, (OSError, pyarrow.ArrowException)), path.open('rb') as file:
         table = parquet.ParquetFile(file, buffer_size=1 << 20, page_checksum_verification=True)
         for name in columns:
             if name not in table.schema_arrow.names:
@@ -289,7 +293,7 @@ def open_chat(source_name: str, argument: str) -> Source:
 
 
 def open_record_source(
-    source_name: str, pattern: str, fields: FieldNames, read_content: Callable, formats: tuple[FileFormat, ...]
+    source_name: str, pattern: str, fields: FieldNames, read_content: ContentReader, formats: tuple[FileFormat, ...]
 ) -> Source:
     """Open the files that match a pattern.
 
@@ -317,7 +321,10 @@ def open_record_source(
     return make_file_source(source_name.partition(':')[0], files, read, fields.content, fields.domain)
 
 
-def make_file_source(kind: str, files: list[SourceFile], read: Callable, *options: str) -> Source:
+FileReader = Callable[[SourceFile, OnDamaged], Iterator[Document]]
+
+
+def make_file_source(kind: str, files: list[SourceFile], read: FileReader, *options: str) -> Source:
     pieces = tuple(SourcePiece(file.name, file.size, functools.partial(read, file)) for file in files)
     identity = (kind, *options, *((file.name, file.size, file.version) for file in files))
     return Source(pieces, identity)
