@@ -212,14 +212,20 @@ def check_store(store: Store, data: DataConfig, vocabulary: int) -> None:
 
 
 def find_tokenizer_file(run_dir: Path, data: DataConfig, vocabulary: int, override: str | None = None) -> Path:
-    """Find the tokenizer.json of a run: `override`, that of the run folder, of the configuration, or of the store."""
+    """Find the tokenizer.json of a run: `override`, that of the run folder, of the configuration, or of the store.
+
+    If that of the run folder is a copy of the one that the configuration names, it is the latter: an export also
+    reads other files beside it.
+    """
     if override:
         return parse_path(override)
-    if (run_dir / TOKENIZER_FILE).exists():
-        return run_dir / TOKENIZER_FILE
-    if data.tokenizer != 'train':
-        return parse_path(data.tokenizer)
-    return open_corpus(data, vocabulary).path / TOKENIZER_FILE
+    run_file = run_dir / TOKENIZER_FILE
+    if data.tokenizer == 'train':
+        return run_file if run_file.exists() else open_corpus(data, vocabulary).path / TOKENIZER_FILE
+    config_file = parse_path(data.tokenizer)
+    if not run_file.exists() or (config_file.exists() and config_file.read_bytes() == run_file.read_bytes()):
+        return config_file
+    return run_file
 
 
 def make_natural_probe(store: Store, probe: ProbeConfig, prefix_ids: list[int]) -> np.ndarray:
