@@ -127,6 +127,7 @@ def make_script(scheduler: Scheduler, argv: list[str]) -> tuple[argparse.Namespa
 
 def make_job(scheduler: Scheduler, args: argparse.Namespace, arguments: tuple[str, ...]) -> Job:
     """Return the job that the options describe, before --rows and --seeds expand it; raise UserError if invalid."""
+    check_job_name(args.name)
     if args.verb == 'submit':
         require_options(args, workdir=f'{scheduler.path_prefixes[0]}.../runs/{args.name}')
         check_train_arguments(arguments, scheduler.path_prefixes)
@@ -142,7 +143,7 @@ def make_job(scheduler: Scheduler, args: argparse.Namespace, arguments: tuple[st
     if grace_seconds > max_grace_seconds:
         raise UserError(f'--grace={grace_seconds}: the scheduler kills a job {max_grace_seconds} s after SIGTERM')
     return Job(
-        name=check_job_name(args.name),
+        name=args.name,
         arguments=arguments,
         workdir=args.workdir,
         environment=parse_variables(args.env),
