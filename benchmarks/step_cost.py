@@ -20,22 +20,28 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+
+import jax
+import numpy as np
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.cost_files import explain_different_versions, read_costs, write_costs  # noqa: E402
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    import jax
-
-    from benchmarks.hlo import Collective, HloProgram
-    from sinklab.chip_specs import ChipSpec
-    from sinklab.config.spec import Spec
+from benchmarks.hlo import Collective, HloProgram, find_crossed_axes  # noqa: E402
+from sinklab.chip_specs import CHIPS, ChipSpec  # noqa: E402
+from sinklab.config.spec import Hardware, Spec  # noqa: E402
+from sinklab.config.validate import parse_config  # noqa: E402
+from sinklab.configs import scale  # noqa: E402
+from sinklab.environment import get_package_versions  # noqa: E402
+from sinklab.errors import UserError, format_extra_command  # noqa: E402
+from sinklab.model import flops  # noqa: E402
+from sinklab.parallel.device_mesh import MESH_AXES, group_by_slice  # noqa: E402
+from sinklab.planning import topology  # noqa: E402
+from sinklab.planning.compile_run import CompiledRun, compile_run  # noqa: E402
+from sinklab.train import memory_estimate, state  # noqa: E402
 
 FIGURES = Path(__file__).with_suffix('.json')
 TOPOLOGIES = 'v5e:16x16', 'v5p:4x4x4', '2xv5e:8x8'
@@ -70,74 +76,62 @@ def main() -> int:
     mode.add_argument('--check', action='store_true')
     mode.add_argument('--write', action='store_true')
     args = parser.parse_args()
-    os.environ['JAX_PLATFORMS'] = 'cpu'
-    from sinklab.configs import scale
-    from sinklab.errors import UserError, format_extra_command
-    from sinklab.planning import topology
-
+    jax.config.update('jax_platforms', 'cpu')
     if args.peers and not PEER_PYTHON.exists():
         sys.exit('step_cost: MaxText is not installed; run: make peers')
     if topology.find_libtpu() is None:
         sys.exit(f'step_cost: libtpu, which has the compiler, is not installed; {format_extra_command("tpu")}')
-    topologies, rows = args.topologies.split(','), args.rows.split(',')
-    if unknown := [row for row in rows if row not in scale.ROWS]:
-        parser.error(f'--rows: {unknown[0]} is unknown; give some of {", ".join(scale.ROWS)}')
-    try:
-        for topology_name in topologies:
-            topology.parse_topology(topology_name)
-    except UserError as error:
-        parser.error(str(error))
-    versions, peer_versions, document = get_versions(), get_peer_versions() if args.peers else {}, {}
-    if args.write:
-        policies = PEER_POLICIES if args.peers else ()
-        names = [
-            f'{row} {topology_name}'
-            for topology_name in topologies
-            for row in (*rows, *(f'{PEER_PREFIX}{policy}' for policy in policies))
-        ]
-        document = read_costs(FIGURES)
-        recorded = dict(libtpu=document.get('libtpu')) | document.get('versions', {})
-        kept_rows = document['costs'].keys() - set(names)
-        kept_peer_rows = [name for name in kept_rows if name.startswith(PEER_PREFIX)]
-        if reason := explain_different_versions(recorded, versions, kept_rows) or explain_different_versions(
-            recorded, peer_versions, kept_peer_rows
-        ):
-            parser.error(f'--write: {reason}')
+    rows = args.rows.split(',')
+    if unknown := set(rows) - set(scale.ROWS):
+        parser.error(f'--rows: {min(unknown)} is unknown; give some of {", ".join(scale.ROWS)}')
+    peer_rows = [f'{PEER_PREFIX}{policy}' for policy in PEER_POLICIES] if args.peers else []
+    names = [f'{row} {topology_name}' for topology_name in args.topologies.split(',') for row in (*rows, *peer_rows)]
+    versions = get_package_versions(('jax', 'jaxlib')) | dict(libtpu=topology.find_libtpu_version())
+    versions |= get_peer_versions() if args.peers else {}
+    if args.write and (reason := explain_other_versions(versions, names)):
+        parser.error(f'--write: {reason}')
     print(
         f'{"":24}{"compiled":>9}{"GiB":>6}{"gathered":>10}{"scattered":>10}{"slices":>9}{"overlap":>8}{"ms":>6}{"MFU":>5}'
     )
     costs, exit_code = {}, 0
-    for topology_name in topologies:
-        for row in rows:
-            costs[f'{row} {topology_name}'] = row_cost = compute_cost(row, topology_name)
-            print_cost(f'{row} {topology_name}', row_cost)
-            exit_code = max(exit_code, print_broken(f'{row} {topology_name}', row_cost['broken']))
-        for policy in PEER_POLICIES if args.peers else ():
-            name = f'{PEER_PREFIX}{policy} {topology_name}'
-            costs[name] = compute_peer_cost(topology_name, policy)
-            print_cost(name, costs[name])
+    for name in names:
+        row, topology_name = name.rsplit(' ', 1)
+        compute = compute_peer_cost if row in peer_rows else compute_cost
+        try:
+            costs[name] = compute(row.removeprefix(PEER_PREFIX), topology_name)
+        except UserError as error:
+            parser.error(str(error))
+        print_cost(name, costs[name])
+        exit_code |= print_broken(name, costs[name]['broken'])
     if args.write:
+        document = read_costs(FIGURES)
         write_costs(
             FIGURES,
             libtpu=versions['libtpu'],
-            versions=document.get('versions', {}) | versions | peer_versions,
+            versions=document.get('versions', {}) | versions,
             costs=document['costs'] | costs,
         )
-    return max(exit_code, check_figures(costs) if args.check else 0)
+    return exit_code | (check_figures(costs) if args.check else 0)
 
 
-def get_versions() -> dict[str, str | None]:
-    from sinklab.environment import get_package_versions
-    from sinklab.planning import topology
-
-    return get_package_versions(('jax', 'jaxlib')) | dict(libtpu=topology.find_libtpu_version())
+def explain_other_versions(versions: dict[str, str | None], names: list[str]) -> str | None:
+    """Explain why the rows that stay in the file were made with other versions; None if they were not."""
+    document = read_costs(FIGURES)
+    recorded = dict(libtpu=document.get('libtpu')) | document.get('versions', {})
+    kept_rows = document['costs'].keys() - set(names)
+    kept_peer_rows = {name for name in kept_rows if name.startswith(PEER_PREFIX)}
+    peer_versions = {name: version for name, version in versions.items() if 'maxtext' in name}
+    own_versions = {name: version for name, version in versions.items() if name not in peer_versions}
+    return explain_different_versions(recorded, own_versions, kept_rows) or explain_different_versions(
+        recorded, peer_versions, kept_peer_rows
+    )
 
 
 def get_peer_versions() -> dict[str, str]:
     """Return the versions of MaxText and of its jax, in its own environment."""
     script = "import importlib.metadata; print(*map(importlib.metadata.version, ('maxtext', 'jax')))"
-    maxtext, jax = subprocess.check_output([PEER_PYTHON, '-c', script], text=True).split()
-    return {'maxtext': maxtext, 'jax of maxtext': jax}
+    maxtext, jax_version = subprocess.check_output([PEER_PYTHON, '-c', script], text=True).split()
+    return {'maxtext': maxtext, 'jax of maxtext': jax_version}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,7 +169,7 @@ class StepTimeEstimate:
         return max(overheads, key=overheads.__getitem__)
 
 
-def count_kernel_passes(program: 'HloProgram') -> float:
+def count_kernel_passes(program: HloProgram) -> float:
     """Return the work of our attention kernels in units of one forward kernel, which has two matrix products.
 
     A kernel with `backward` in its name counts as five products, as that for TPUs has.
@@ -185,11 +179,11 @@ def count_kernel_passes(program: 'HloProgram') -> float:
 
 
 def estimate_step_time(
-    spec: 'Spec',
+    spec: Spec,
     micro_batch_size: int,
-    program: 'HloProgram',
-    mesh: 'jax.sharding.Mesh',
-    chip: 'ChipSpec',
+    program: HloProgram,
+    mesh: jax.sharding.Mesh,
+    chip: ChipSpec,
     kernel_passes: float,
 ) -> StepTimeEstimate:
     """Estimate the time of one train step on a mesh of TPUs.
@@ -202,8 +196,6 @@ def estimate_step_time(
         chip: Published figures of the chip.
         kernel_passes: Forward passes of attention with as many matrix products as the kernels.
     """
-    from sinklab.model import flops
-
     peak_flops = chip.flops_per_second / chip.devices_per_chip
     link_bytes = chip.link_bytes_per_second / chip.devices_per_chip
     forward_flops = flops.count_forward_flops(spec.model, spec.data.length)
@@ -224,34 +216,26 @@ def estimate_step_time(
     )
 
 
-def compute_link_fraction(collective: 'Collective', mesh: 'jax.sharding.Mesh') -> float:
+def compute_link_fraction(collective: Collective, mesh: jax.sharding.Mesh) -> float:
     """Compute the fraction of a chip's links that a collective uses, from the directions of a torus."""
     chips = mesh.devices.flatten()
     group_chips = [chips[index] for index in collective.replica_groups[0]]
     return max(1, count_directions(group_chips)) / max(1, count_directions(chips))
 
 
-def is_within_slice(collective: 'Collective', mesh: 'jax.sharding.Mesh') -> bool:
+def is_within_slice(collective: Collective, mesh: jax.sharding.Mesh) -> bool:
     return len({getattr(mesh.devices.flat[index], 'slice_index', 0) for index in collective.replica_groups[0]}) == 1
 
 
-def count_directions(chips: 'Sequence[jax.Device]') -> int:
+def count_directions(chips: Sequence[jax.Device]) -> int:
     """Count the coordinates in which devices differ."""
     return sum(len(set(coordinates)) > 1 for coordinates in zip(*(chip.coords for chip in chips), strict=True))
 
 
 def compute_cost(row: str, topology_name: str) -> dict:
-    from benchmarks.hlo import HloProgram
-    from sinklab.chip_specs import CHIPS
-    from sinklab.config.spec import Hardware
-    from sinklab.config.validate import parse_config
-    from sinklab.configs import scale
-    from sinklab.planning.compile_run import compile_run
-    from sinklab.planning.topology import parse_topology
-    from sinklab.train import memory_estimate
 
     spec = parse_config(scale.get_config(row).to_dict())
-    chip_name, chips = parse_topology(topology_name)
+    chip_name, chips = topology.parse_topology(topology_name)
     result = compile_run(spec, Hardware(remat='auto', attention='tpu'), chips, CHIPS[chip_name], ['step'])
     mesh, step = result.mesh, result.programs['step']
     program = HloProgram(step.executable.as_text())
@@ -287,20 +271,10 @@ def summarize_step(peak_bytes: int, step_estimate: StepTimeEstimate, sent_collec
     )
 
 
-def compute_peer_cost(topology_name: str, policy: str) -> dict:
+def compute_peer_cost(policy: str, topology_name: str) -> dict:
     """Compile the step of MaxText in its own environment, and estimate its cost as that of ours."""
-    import jax
-    import numpy as np
-
-    from benchmarks.hlo import HloProgram
-    from sinklab.chip_specs import CHIPS
-    from sinklab.config.validate import parse_config
-    from sinklab.configs import scale
-    from sinklab.parallel.device_mesh import MESH_AXES, group_by_slice
-    from sinklab.planning.topology import LIBTPU_ENVIRONMENT, find_libtpu, parse_topology
-
     spec = parse_config(scale.get_config(PEER_ROW).to_dict())
-    chip_name, chips = parse_topology(topology_name)
+    chip_name, chips = topology.parse_topology(topology_name)
     num_slices, shape = len(group_by_slice(chips)), topology_name.rpartition(':')[2]
     with tempfile.TemporaryDirectory() as folder:
         request = dict(
@@ -315,7 +289,7 @@ def compute_peer_cost(topology_name: str, policy: str) -> dict:
             options=dict(remat_policy=policy),
             out=f'{folder}/step',
         )
-        environment = os.environ | LIBTPU_ENVIRONMENT | dict(TPU_LIBRARY_PATH=find_libtpu())
+        environment = os.environ | topology.LIBTPU_ENVIRONMENT | dict(TPU_LIBRARY_PATH=topology.find_libtpu())
         script = Path(__file__).with_name('peer_maxtext_compile.py')
         done = subprocess.run(
             [PEER_PYTHON, script, json.dumps(request)],
@@ -350,8 +324,6 @@ def compute_peer_cost(topology_name: str, policy: str) -> dict:
 
 def group_by_purpose(collectives: list, mesh) -> dict[str, list]:
     """Group the collectives of at least MIN_BYTES by purpose."""
-    from benchmarks.hlo import find_crossed_axes
-
     purposes = {
         ('all-gather', 'fsdp'): 'gathered',
         ('reduce-scatter', 'fsdp'): 'scattered',
@@ -373,8 +345,8 @@ def compute_overlap(gathers: list) -> float:
 
 
 def find_broken_rules(
-    spec,
-    result,
+    spec: Spec,
+    result: CompiledRun,
     shape_bytes: int,
     sent_collectives: dict[str, list],
     array_shapes: set[tuple[int, ...]],
@@ -390,10 +362,6 @@ def find_broken_rules(
         array_shapes: the shapes of all arrays of the step.
         min_overlap: the least share of all-gather bytes that must overlap with computation; None for no limit.
     """
-    import jax
-
-    from sinklab.train import state
-
     matrices = [
         leaf
         for leaf in jax.tree.leaves(state.get_state_shapes(spec)['params'])

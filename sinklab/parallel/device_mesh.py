@@ -103,8 +103,8 @@ def read_cgroups(
 ) -> Iterator[tuple[int, int]]:
     """Yield (limit, use) in bytes of the memory of this process's cgroup and its parents (version 2).
 
-    In a container the cgroup path may be the host's, which is not mounted; the mounted root then has the limit. Cached
-    files that can be dropped do not count as used.
+    In a container the cgroup path may be the host's, which is not mounted; the mounted root then has the limit.
+    Cached files that can be dropped do not count as used.
 
     Args:
         cgroup_file: The file that names the cgroup of this process.
@@ -139,8 +139,8 @@ def compute_mesh_shape(hardware: Hardware, num_devices: int, num_slices: int = 1
         sizes = {axis: getattr(hardware, axis) for axis in MESH_AXES}
         flags = ' '.join(f'--{axis}={size}' for axis, size in sizes.items() if size)
         raise UserError(
-            f'{flags} does not fit {num_devices} devices; give sizes whose product is {num_devices}, or remove --data '
-            'and --fsdp'
+            f'{flags} does not fit {num_devices} devices; give sizes whose product is {num_devices}, or remove '
+            '--data and --fsdp'
         )
     return data, fsdp, tensor
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from sinklab import chip_specs
-from sinklab.config.spec import SAVEABLE_ACTIVATIONS, Hardware, Spec, parse_saved_activations
+from sinklab.config.spec import SAVEABLE_ACTIVATIONS, Hardware, Spec
 from sinklab.errors import UserError, format_error
 from sinklab.parallel import device_mesh, sharding
 from sinklab.train import loss, state
@@ -216,8 +216,8 @@ def choose_remat_policy(
             return remat
     estimate = estimate_memory(spec, layout, mesh, backend)
     raise UserError(
-        f'the step does not fit on a device of {memory_bytes / GIB:.1f} GiB even if all activations are recomputed: it '
-        f'needs, in GiB, {estimate}; give {LESS_MEMORY_HINT}'
+        f'the step does not fit on a device of {memory_bytes / GIB:.1f} GiB even if all activations are recomputed; '
+        f'it needs, in GiB: {estimate}; give {LESS_MEMORY_HINT}'
     )
 
 
