@@ -194,10 +194,9 @@ def test_sweep_creates_one_job_per_row_and_seed_and_checks_each_row_first(record
         f'gs://b/pair/{row}-{seed}' for row, seed in zip(rows, seeds, strict=True)
     ]
     assert {job.find_option(run, 'compiled') for run in runs} == {'gs://b/compiled'}
-    assert re.findall(r'^gcloud .* create (\S+)', script, re.MULTILINE) == [
-        f'pair-{row}-{seed}' for seed in (0, 3) for row in ('softmax-1b', 'decay-0-5')
-    ]
     commands = extract_commands(script)
+    names = [command.split()[5] for command in commands if command.startswith(f'{QUEUED_RESOURCES} create')]
+    assert names == [f'pair-{row}-{seed}' for seed in (0, 3) for row in ('softmax-1b', 'decay-0-5')]
     checks = [f'sinklab rows --config=configs/scale.py:{row} --size=smoke' for row in rows[:2]]
     assert commands[:2] == checks
     assert not set(checks) & set(commands[2:])

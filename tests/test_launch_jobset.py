@@ -65,7 +65,7 @@ def test_manifest_matches_jobset_schema(options, recorders, capsys):
     assert list_schema_errors(make_manifest(capsys, *OPTIONS[options])) == []
 
 
-@pytest.mark.parametrize('accelerator', [f'{name}-{max(kind.topologies)}' for name, kind in TPU_KINDS.items()])
+@pytest.mark.parametrize('accelerator', [f'{name}-{max(kind.topology_by_chips)}' for name, kind in TPU_KINDS.items()])
 def test_manifest_matches_schema_for_every_tpu_kind(accelerator, recorders, capsys):
     chips = accelerator.rpartition('-')[2]
     argv = [argument.replace('v5e-256', accelerator) for argument in SUBMIT_COMMANDS['jobset']]
