@@ -68,7 +68,11 @@ def sharded_einsum(
 def merged_heads_einsum(
     merged_dims: str, equation: str, axes: tuple, dtype: jnp.dtype | None, x: jax.Array, weight: jax.Array
 ):
-    """Compute an einsum with two dimensions merged, so that gathered shards are tiled as the whole matrix."""
+    """Compute an einsum with two dimensions merged, so that gathered shards are tiled as the whole matrix.
+
+    By the estimate of the compiler, a 1B step takes 289 instead of 302 ms on v5e:16x16, and 484 instead of 493 ms on
+    v5p:4x4x4.
+    """
     x_dims, weight_dims, y_dims = equation.replace('->', ',').split(',')
     if merged_dims not in weight_dims:
         return mixed_precision_einsum(equation, axes, dtype, x, weight)
