@@ -324,8 +324,8 @@ def format_introduction(entries: list[PaperEntry]) -> str:
         'the standard deviation of all seeds; only directions can be compared. A value that scales with the size '
         'stands below. A dash: not run.\n'
         '- **Cost** is the operations of a run at the size of the paper, as a multiple of the baseline, which takes '
-        f'at least {CHIP_HOURS["60M"]} chip-hours of TPU v5e by the estimate of the compiler (`sinklab compile`, not '
-        f'measured). At size `{size}`, two runs at once take about two minutes on two cores.\n'
+        f'at least {CHIP_HOURS["60M"]} chip-hours of TPU v5e by the estimate of the compiler (not measured). '
+        f'At size `{size}`, two runs at once take about two minutes on two cores.\n'
         '- (v1) is arXiv 2410.10781v1, (ICLR) the printed version; they number tables differently. '
         '[Decisions](decisions.md) says how unclear passages were read.\n\n'
     )
