@@ -49,7 +49,7 @@ setup(
         'flax>=0.12.8,<0.13',  # names and state of flax.nnx, which checkpoints contain: sinklab/train/state.py
         'optax>=0.2.8,<0.3',  # optax.contrib: sinklab/train/optimizer.py
         'orbax-checkpoint>=0.12.8,<0.13',  # the experimental API v1: sinklab/checkpoint/checkpointer.py
-        'grain>=0.2.18,<0.3',  # order of the data: sinklab/data/windows.py
+        'grain>=0.2.18,<0.3',  # order of the data: sinklab/data/batches.py
         'ml-collections>=1.1.0',
         'msgspec>=0.20',
         'numpy>=2.0',

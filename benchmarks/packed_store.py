@@ -11,7 +11,6 @@ file is refused: `unpack` compares all files with the SHA-256 sums of the store,
 
 import argparse
 import hashlib
-import io
 import json
 import lzma
 import sys
@@ -26,9 +25,6 @@ from sinklab.data.prepare import count_domain, digest_json
 from sinklab.data.store import META_FILE, PROBE_FILE, TOKENIZER_FILE, Shard, Store
 from sinklab.errors import UserError
 
-# lp and pb: ids have two bytes. The dictionary holds all ids of a file.
-XZ_FILTERS = [dict(id=lzma.FILTER_LZMA2, preset=9 | lzma.PRESET_EXTREME, dict_size=1 << 28, lc=3, lp=1, pb=1)]
-
 
 def pack_store(store_dir: Path, packed_dir: Path, num_parts: int) -> None:
     """Write PACKED/0.tar.xz and so on."""
@@ -40,14 +36,12 @@ def pack_store(store_dir: Path, packed_dir: Path, num_parts: int) -> None:
             shards += store.get_tokens('train', domain).shards[part::num_parts]
         names = [META_FILE, TOKENIZER_FILE, PROBE_FILE, *(name for shard in shards for name in shard.digests)]
         path = packed_dir / f'{part}.tar.xz'
-        with (
-            lzma.open(path, 'wb', filters=XZ_FILTERS) as file,
-            tarfile.open(fileobj=file, mode='w|', format=tarfile.USTAR_FORMAT) as archive,
-        ):
+        with tarfile.open(path, 'w:xz', preset=9) as archive:
             for name in names:
-                content, info = (store_dir / name).read_bytes(), tarfile.TarInfo(name)
-                info.size = len(content)
-                archive.addfile(info, io.BytesIO(content))
+                info = tarfile.TarInfo(name)  # without times and owners, so that the file is always the same
+                info.size = (store_dir / name).stat().st_size
+                with (store_dir / name).open('rb') as file:
+                    archive.addfile(info, file)
         tokens = sum(shard.tokens for shard in shards)
         digest = hashlib.sha256(path.read_bytes()).hexdigest()
         print(f'{path}: {tokens:,} tokens, {path.stat().st_size:,} bytes, SHA-256 {digest}', flush=True)

@@ -264,7 +264,7 @@ def measure_records(num_records: int, repeat: int, folder: Path) -> dict[str, tu
 def write_store(folder: Path, num_tokens: int) -> None:
     """Write a token store of shards that are links to one file."""
     from sinklab.data.documents import Source
-    from sinklab.data.prepare import Recipe, prepare_store, write_meta, write_record
+    from sinklab.data.prepare import Recipe, prepare_store, write_meta
     from sinklab.data.store import DOCUMENT_DTYPE, Store
     from sinklab.storage.files import hash_file
 
@@ -299,10 +299,7 @@ def write_store(folder: Path, num_tokens: int) -> None:
                 train, name=name, tokens=shard_tokens, documents=len(documents), sha256=digests, bytes=shard_tokens
             )
         )
-    for shard in [*shards, *held_out]:
-        write_record(folder / 'store', shard)
-    source = Source(pieces=(), identity=())
-    write_meta(folder / 'store', recipe, source, [*shards, *held_out], {})
+    write_meta(folder / 'store', recipe, Source(pieces=(), identity=()), [*shards, *held_out], {})
 
 
 def measure_tokens(num_tokens: int, repeat: int, folder: Path) -> dict[str, tuple[float, float]]:

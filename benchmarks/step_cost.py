@@ -13,26 +13,42 @@ compiled by the same compiler with two of its remat policies. --check skips thos
 
 import argparse
 import collections
+import dataclasses
 import json
 import math
 import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+
+import jax
+import numpy as np
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.cost_files import explain_different_versions, read_costs, write_costs  # noqa: E402
+from benchmarks.hlo import Collective, HloProgram, find_crossed_axes  # noqa: E402
+from sinklab.chip_specs import CHIPS, ChipSpec  # noqa: E402
+from sinklab.config.spec import Hardware, Spec  # noqa: E402
+from sinklab.config.validate import parse_config  # noqa: E402
+from sinklab.configs import scale  # noqa: E402
+from sinklab.environment import get_package_versions  # noqa: E402
+from sinklab.errors import UserError, format_extra_command  # noqa: E402
+from sinklab.model import flops  # noqa: E402
+from sinklab.parallel.device_mesh import MESH_AXES, group_by_slice  # noqa: E402
+from sinklab.planning import topology  # noqa: E402
+from sinklab.planning.compile_run import CompiledRun, compile_run  # noqa: E402
+from sinklab.train import memory_estimate, state  # noqa: E402
 
 FIGURES = Path(__file__).with_suffix('.json')
 TOPOLOGIES = 'v5e:16x16', 'v5p:4x4x4', '2xv5e:8x8'
 ROWS = 'softmax_1b', 'sigmoid_1b'
 PEER_ROW = 'softmax_1b'
 PEER_PREFIX = 'MaxText '  # of the names of rows of MaxText
-# Remat policies of MaxText, and ours that recompute the same products.
-PEER_POLICIES = {'full': 'full', 'minimal': 'attention,qkv,middle,ffn'}
+PEER_POLICIES = 'full', 'minimal'  # remat policies of MaxText
 # Kernels of splash attention, and their matrix products relative to the two of a forward pass.
 PEER_KERNEL_PASSES = {'splash_mha_fwd': 1.0, 'splash_mha_dq': 1.5, 'splash_mha_dkv': 2.0}
 PEER_PYTHON = ROOT / 'build' / 'peers' / 'maxtext' / 'bin' / 'python'
@@ -60,104 +76,190 @@ def main() -> int:
     mode.add_argument('--check', action='store_true')
     mode.add_argument('--write', action='store_true')
     args = parser.parse_args()
-    os.environ['JAX_PLATFORMS'] = 'cpu'
-    from sinklab.configs import scale
-    from sinklab.errors import UserError, format_extra_command
-    from sinklab.planning import topology
-
+    jax.config.update('jax_platforms', 'cpu')
     if args.peers and not PEER_PYTHON.exists():
         sys.exit('step_cost: MaxText is not installed; run: make peers')
     if topology.find_libtpu() is None:
         sys.exit(f'step_cost: libtpu, which has the compiler, is not installed; {format_extra_command("tpu")}')
-    topologies, rows = args.topologies.split(','), args.rows.split(',')
-    if unknown := [row for row in rows if row not in scale.ROWS]:
-        parser.error(f'--rows: {unknown[0]} is unknown; give some of {", ".join(scale.ROWS)}')
-    try:
-        for topology_name in topologies:
-            topology.parse_topology(topology_name)
-    except UserError as error:
-        parser.error(str(error))
-    versions, peer_versions, document = get_versions(), get_peer_versions() if args.peers else {}, {}
-    if args.write:
-        policies = PEER_POLICIES if args.peers else ()
-        names = [
-            f'{row} {topology_name}'
-            for topology_name in topologies
-            for row in (*rows, *(f'{PEER_PREFIX}{policy}' for policy in policies))
-        ]
-        document = read_costs(FIGURES)
-        recorded = dict(libtpu=document.get('libtpu')) | document.get('versions', {})
-        kept_rows = document['costs'].keys() - set(names)
-        kept_peer_rows = [name for name in kept_rows if name.startswith(PEER_PREFIX)]
-        if reason := explain_different_versions(recorded, versions, kept_rows) or explain_different_versions(
-            recorded, peer_versions, kept_peer_rows
-        ):
-            parser.error(f'--write: {reason}')
+    rows = args.rows.split(',')
+    if unknown := set(rows) - set(scale.ROWS):
+        parser.error(f'--rows: {min(unknown)} is unknown; give some of {", ".join(scale.ROWS)}')
+    peer_rows = [f'{PEER_PREFIX}{policy}' for policy in PEER_POLICIES] if args.peers else []
+    names = [f'{row} {topology_name}' for topology_name in args.topologies.split(',') for row in (*rows, *peer_rows)]
+    versions = get_package_versions(('jax', 'jaxlib')) | dict(libtpu=topology.find_libtpu_version())
+    versions |= get_peer_versions() if args.peers else {}
+    if args.write and (reason := explain_other_versions(versions, names)):
+        parser.error(f'--write: {reason}')
     print(
         f'{"":24}{"compiled":>9}{"GiB":>6}{"gathered":>10}{"scattered":>10}{"slices":>9}{"overlap":>8}{"ms":>6}{"MFU":>5}'
     )
     costs, exit_code = {}, 0
-    for topology_name in topologies:
-        for row in rows:
-            costs[f'{row} {topology_name}'] = row_cost = compute_cost(row, topology_name)
-            print_cost(f'{row} {topology_name}', row_cost)
-            exit_code = max(exit_code, print_broken(f'{row} {topology_name}', row_cost['broken']))
-        for policy in PEER_POLICIES if args.peers else ():
-            name = f'{PEER_PREFIX}{policy} {topology_name}'
-            costs[name] = compute_peer_cost(topology_name, policy)
-            print_cost(name, costs[name])
+    for name in names:
+        row, topology_name = name.rsplit(' ', 1)
+        compute = compute_peer_cost if row in peer_rows else compute_cost
+        try:
+            costs[name] = compute(row.removeprefix(PEER_PREFIX), topology_name)
+        except UserError as error:
+            parser.error(str(error))
+        print_cost(name, costs[name])
+        exit_code |= print_broken(name, costs[name]['broken'])
     if args.write:
+        document = read_costs(FIGURES)
         write_costs(
             FIGURES,
             libtpu=versions['libtpu'],
-            versions=document.get('versions', {}) | versions | peer_versions,
+            versions=document.get('versions', {}) | versions,
             costs=document['costs'] | costs,
         )
-    return max(exit_code, check_figures(costs) if args.check else 0)
+    return exit_code | (check_figures(costs) if args.check else 0)
 
 
-def get_versions() -> dict[str, str | None]:
-    from sinklab.environment import get_package_versions
-    from sinklab.planning import topology
-
-    return get_package_versions(('jax', 'jaxlib')) | dict(libtpu=topology.find_libtpu_version())
+def explain_other_versions(versions: dict[str, str | None], names: list[str]) -> str | None:
+    """Explain why the rows that stay in the file were made with other versions; None if they were not."""
+    document = read_costs(FIGURES)
+    recorded = dict(libtpu=document.get('libtpu')) | document.get('versions', {})
+    kept_rows = document['costs'].keys() - set(names)
+    kept_peer_rows = {name for name in kept_rows if name.startswith(PEER_PREFIX)}
+    peer_versions = {name: version for name, version in versions.items() if 'maxtext' in name}
+    own_versions = {name: version for name, version in versions.items() if name not in peer_versions}
+    return explain_different_versions(recorded, own_versions, kept_rows) or explain_different_versions(
+        recorded, peer_versions, kept_peer_rows
+    )
 
 
 def get_peer_versions() -> dict[str, str]:
     """Return the versions of MaxText and of its jax, in its own environment."""
     script = "import importlib.metadata; print(*map(importlib.metadata.version, ('maxtext', 'jax')))"
-    maxtext, jax = subprocess.check_output([PEER_PYTHON, '-c', script], text=True).split()
-    return {'maxtext': maxtext, 'jax of maxtext': jax}
+    maxtext, jax_version = subprocess.check_output([PEER_PYTHON, '-c', script], text=True).split()
+    return {'maxtext': maxtext, 'jax of maxtext': jax_version}
+
+
+@dataclasses.dataclass(frozen=True)
+class StepTimeEstimate:
+    """A lower bound of the seconds of a step, from published chip specs and the compiler's cycle counts."""
+
+    matmul_seconds: float  # matrix products of the model, at peak FLOP/s
+    compiler_seconds: float  # the compiler's estimate of everything except kernels
+    kernel_seconds: float  # attention kernels, at peak FLOP/s
+    synchronous_seconds: float  # synchronous collectives within a slice, without concurrent computation
+    overlapped_seconds: float  # asynchronous collectives within a slice
+
+    @property
+    def compute_seconds(self) -> float:
+        return max(self.matmul_seconds, self.compiler_seconds + self.kernel_seconds)
+
+    @property
+    def seconds(self) -> float:
+        return self.synchronous_seconds + max(self.compute_seconds, self.overlapped_seconds)
+
+    @property
+    def mfu(self) -> float:
+        return self.matmul_seconds / self.seconds
+
+    @property
+    def limit(self) -> str:
+        """The overhead that takes most of the time beyond matrix products."""
+        overheads = {
+            'synchronous collectives': self.synchronous_seconds,
+            'collectives longer than the computation that they overlap with': max(
+                0.0, self.overlapped_seconds - self.compute_seconds
+            ),
+            'operations other than matrix products, and recomputation': self.compute_seconds - self.matmul_seconds,
+        }
+        return max(overheads, key=overheads.__getitem__)
+
+
+def count_kernel_passes(program: HloProgram) -> float:
+    """Return the work of our attention kernels in units of one forward kernel, which has two matrix products.
+
+    A kernel with `backward` in its name counts as five products, as that for TPUs has.
+    """
+    kernel_runs = program.count_kernels('sinklab_')
+    return sum(times * (2.5 if 'backward' in name else 1) for name, times in kernel_runs.items())
+
+
+def estimate_step_time(
+    spec: Spec,
+    micro_batch_size: int,
+    program: HloProgram,
+    mesh: jax.sharding.Mesh,
+    chip: ChipSpec,
+    kernel_passes: float,
+) -> StepTimeEstimate:
+    """Estimate the time of one train step on a mesh of TPUs.
+
+    Args:
+        spec: Config of the run.
+        micro_batch_size: Sequences that the attention kernels process at once, on all devices.
+        program: Compiled train step.
+        mesh: Mesh of the devices.
+        chip: Published figures of the chip.
+        kernel_passes: Forward passes of attention with as many matrix products as the kernels.
+    """
+    peak_flops = chip.flops_per_second / chip.devices_per_chip
+    link_bytes = chip.link_bytes_per_second / chip.devices_per_chip
+    forward_flops = flops.count_forward_flops(spec.model, spec.data.length)
+    length = spec.data.length
+    attention_flops = micro_batch_size * length / mesh.size * forward_flops.attention / spec.model.layers
+    # No bandwidth between slices is published.
+    collectives = [collective for collective in program.find_collectives() if is_within_slice(collective, mesh)]
+    transfers = [
+        (collective.is_async, collective.sent_bytes / compute_link_fraction(collective, mesh) / link_bytes)
+        for collective in collectives
+    ]
+    return StepTimeEstimate(
+        matmul_seconds=flops.count_step_flops(spec) / mesh.size / peak_flops,
+        compiler_seconds=program.estimate_cycles() / chip.clock_hz,
+        kernel_seconds=kernel_passes * attention_flops / peak_flops,
+        synchronous_seconds=sum(seconds for is_async, seconds in transfers if not is_async),
+        overlapped_seconds=sum(seconds for is_async, seconds in transfers if is_async),
+    )
+
+
+def compute_link_fraction(collective: Collective, mesh: jax.sharding.Mesh) -> float:
+    """Compute the fraction of a chip's links that a collective uses, from the directions of a torus."""
+    chips = mesh.devices.flatten()
+    group_chips = [chips[index] for index in collective.replica_groups[0]]
+    return max(1, count_directions(group_chips)) / max(1, count_directions(chips))
+
+
+def is_within_slice(collective: Collective, mesh: jax.sharding.Mesh) -> bool:
+    return len({getattr(mesh.devices.flat[index], 'slice_index', 0) for index in collective.replica_groups[0]}) == 1
+
+
+def count_directions(chips: Sequence[jax.Device]) -> int:
+    """Count the coordinates in which devices differ."""
+    return sum(len(set(coordinates)) > 1 for coordinates in zip(*(chip.coords for chip in chips), strict=True))
 
 
 def compute_cost(row: str, topology_name: str) -> dict:
-    from sinklab.chip_specs import CHIPS
-    from sinklab.config.spec import Hardware
-    from sinklab.config.validate import parse_config
-    from sinklab.configs import scale
-    from sinklab.planning.compile_run import compile_run, estimate_step_time
-    from sinklab.planning.topology import parse_topology
-    from sinklab.train import memory_estimate
 
-    spec, (chip_name, chips) = parse_config(scale.get_config(row).to_dict()), parse_topology(topology_name)
+    spec = parse_config(scale.get_config(row).to_dict())
+    chip_name, chips = topology.parse_topology(topology_name)
     result = compile_run(spec, Hardware(remat='auto', attention='tpu'), chips, CHIPS[chip_name], ['step'])
     mesh, step = result.mesh, result.programs['step']
-    step_estimate = estimate_step_time(spec, result.hardware, step, mesh, result.chip)
-    sent_collectives = group_by_purpose(step.program.find_collectives(), mesh)
+    program = HloProgram(step.executable.as_text())
+    micro_batch_size = result.hardware.get_micro_batch_size(spec.optimizer.batch_size)
+    step_estimate = estimate_step_time(
+        spec, micro_batch_size, program, mesh, result.chip, count_kernel_passes(program)
+    )
+    sent_collectives = group_by_purpose(program.find_collectives(), mesh)
     shape_bytes = memory_estimate.estimate_memory(spec, result.hardware, mesh, result.backend).total
     return dict(
         mesh=dict(mesh.shape),
         remat=result.hardware.remat,
         compiled=round(step.compile_seconds),
         by_shapes=shape_bytes,
-        **summarize_step(step, step_estimate, sent_collectives),
-        broken=find_broken_rules(spec, result, shape_bytes, sent_collectives, MIN_OVERLAP.get(chip_name)),
+        **summarize_step(result.peak_bytes, step_estimate, sent_collectives),
+        broken=find_broken_rules(
+            spec, result, shape_bytes, sent_collectives, program.list_array_shapes(), MIN_OVERLAP.get(chip_name)
+        ),
     )
 
 
-def summarize_step(step, step_estimate, sent_collectives: dict[str, list]) -> dict:
+def summarize_step(peak_bytes: int, step_estimate: StepTimeEstimate, sent_collectives: dict[str, list]) -> dict:
     return dict(
-        bytes=step.memory_bytes['peak'],
+        bytes=peak_bytes,
         **{
             purpose: round(sum(collective.sent_bytes for collective in sent_collectives[purpose]))
             for purpose in ('gathered', 'scattered', 'between')
@@ -169,21 +271,10 @@ def summarize_step(step, step_estimate, sent_collectives: dict[str, list]) -> di
     )
 
 
-def compute_peer_cost(topology_name: str, policy: str) -> dict:
+def compute_peer_cost(policy: str, topology_name: str) -> dict:
     """Compile the step of MaxText in its own environment, and estimate its cost as that of ours."""
-    import jax
-    import numpy as np
-
-    from sinklab.chip_specs import CHIPS
-    from sinklab.config.spec import Hardware
-    from sinklab.config.validate import parse_config
-    from sinklab.configs import scale
-    from sinklab.parallel.device_mesh import MESH_AXES, group_by_slice
-    from sinklab.planning import hlo
-    from sinklab.planning.compile_run import CompiledProgram, estimate_step_time
-    from sinklab.planning.topology import LIBTPU_ENVIRONMENT, find_libtpu, parse_topology
-
-    spec, (chip_name, chips) = parse_config(scale.get_config(PEER_ROW).to_dict()), parse_topology(topology_name)
+    spec = parse_config(scale.get_config(PEER_ROW).to_dict())
+    chip_name, chips = topology.parse_topology(topology_name)
     num_slices, shape = len(group_by_slice(chips)), topology_name.rpartition(':')[2]
     with tempfile.TemporaryDirectory() as folder:
         request = dict(
@@ -198,7 +289,7 @@ def compute_peer_cost(topology_name: str, policy: str) -> dict:
             options=dict(remat_policy=policy),
             out=f'{folder}/step',
         )
-        environment = os.environ | LIBTPU_ENVIRONMENT | dict(TPU_LIBRARY_PATH=find_libtpu())
+        environment = os.environ | topology.LIBTPU_ENVIRONMENT | dict(TPU_LIBRARY_PATH=topology.find_libtpu())
         script = Path(__file__).with_name('peer_maxtext_compile.py')
         done = subprocess.run(
             [PEER_PYTHON, script, json.dumps(request)],
@@ -208,16 +299,16 @@ def compute_peer_cost(topology_name: str, policy: str) -> dict:
         )
         if done.returncode:
             sys.exit(f'step_cost: MaxText ended with exit code {done.returncode}:\n{done.stderr[-2000:]}')
-        program = hlo.HloProgram(Path(f'{folder}/step.hlo').read_text())
+        program = HloProgram(Path(f'{folder}/step.hlo').read_text())
         measured = json.loads(Path(f'{folder}/step.json').read_text())
     peak_bytes = sum(measured['bytes'].values()) - 2 * measured['bytes']['alias']
-    step = CompiledProgram(program, dict(peak=peak_bytes), measured['seconds'])
     mesh = jax.sharding.Mesh(np.array(chips).reshape(num_slices, -1, 1), MESH_AXES)
     kernel_passes = sum(
         passes * sum(program.count_kernels(prefix).values()) for prefix, passes in PEER_KERNEL_PASSES.items()
     )
-    hardware = Hardware(remat=PEER_POLICIES[policy])
-    step_estimate = estimate_step_time(spec, hardware, step, mesh, CHIPS[chip_name], kernel_passes)
+    step_estimate = estimate_step_time(
+        spec, spec.optimizer.batch_size, program, mesh, CHIPS[chip_name], kernel_passes
+    )
     sent_collectives = group_by_purpose(program.find_collectives(), mesh)
     # MaxText sums gradients in bfloat16, and every device receives the sum.
     sent_collectives['scattered'] += [
@@ -225,16 +316,14 @@ def compute_peer_cost(topology_name: str, policy: str) -> dict:
     ]
     return dict(
         remat=policy,
-        compiled=round(step.compile_seconds),
-        **summarize_step(step, step_estimate, sent_collectives),
+        compiled=round(measured['seconds']),
+        **summarize_step(peak_bytes, step_estimate, sent_collectives),
         broken=[],  # the rules are those of our steps
     )
 
 
 def group_by_purpose(collectives: list, mesh) -> dict[str, list]:
     """Group the collectives of at least MIN_BYTES by purpose."""
-    from sinklab.planning.compile_run import find_crossed_axes
-
     purposes = {
         ('all-gather', 'fsdp'): 'gathered',
         ('reduce-scatter', 'fsdp'): 'scattered',
@@ -256,7 +345,12 @@ def compute_overlap(gathers: list) -> float:
 
 
 def find_broken_rules(
-    spec, result, shape_bytes: int, sent_collectives: dict[str, list], min_overlap: float | None
+    spec: Spec,
+    result: CompiledRun,
+    shape_bytes: int,
+    sent_collectives: dict[str, list],
+    array_shapes: set[tuple[int, ...]],
+    min_overlap: float | None,
 ) -> list[str]:
     """Return the rules that a compiled step breaks.
 
@@ -265,12 +359,9 @@ def find_broken_rules(
         result: the compiled run.
         shape_bytes: the estimate of memory from shapes.
         sent_collectives: the collectives by purpose.
+        array_shapes: the shapes of all arrays of the step.
         min_overlap: the least share of all-gather bytes that must overlap with computation; None for no limit.
     """
-    import jax
-
-    from sinklab.train import state
-
     matrices = [
         leaf
         for leaf in jax.tree.leaves(state.get_state_shapes(spec)['params'])
@@ -300,10 +391,7 @@ def find_broken_rules(
         'all gradients are reduce-scattered': scattered >= weight_bytes * (fsdp - 1) / fsdp,
         'gradients are all-reduced once between slices': between
         <= MAX_OVERHEAD * 2 * weight_bytes / fsdp * (data - 1) / data,
-        'no array has all layers of a parameter': not any(
-            parse_dimensions(type_text) in stacked
-            for _, type_text, _ in result.programs['step'].program.find_largest_buffers(10**6)
-        ),
+        'no array has all layers of a parameter': not array_shapes & stacked,
     }
     return [rule for rule, is_met in rules.items() if not is_met]
 
@@ -312,10 +400,6 @@ def list_merged_shapes(shape: tuple[int, ...]) -> list[tuple[int, ...]]:
     """Return a shape, and its variants with two neighboring dimensions merged."""
     merged = [(*shape[:axis], shape[axis] * shape[axis + 1], *shape[axis + 2 :]) for axis in range(1, len(shape) - 1)]
     return [shape, *(candidate for candidate in merged if len(candidate) > 2)]
-
-
-def parse_dimensions(type_text: str) -> tuple[int, ...]:
-    return tuple(int(size) for size in type_text.partition('[')[2].partition(']')[0].split(',') if size)
 
 
 def print_cost(name: str, row_cost: dict) -> None:

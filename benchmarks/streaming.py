@@ -5,9 +5,8 @@
 
 Each variant is one program from ids to the sum of all losses, of the same model with initial parameters, or with
 those of a checkpoint. Token by token is a scan that carries the cache. One pass is called once before it is timed,
-token by token is not, because it takes a minute. The variants take turns in one process. Times are wall-clock seconds
-and CPU seconds of all cores together; CPU seconds count a second core, but not other work on
-the machine. The relative difference of the losses is printed as well.
+token by token is not, because it takes a minute. The variants take turns in one process. The relative difference of
+the losses is printed as well.
 """
 
 import argparse
@@ -16,7 +15,6 @@ import json
 import sys
 import time
 from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -75,22 +73,6 @@ def make_loss_function(cache: CacheConfig, chunk_tokens: int) -> Callable:
     return compute_loss
 
 
-LABELS = dict(wall_seconds='wall-clock time', cpu_seconds='CPU time')
-
-
-class CallTime(NamedTuple):
-    wall_seconds: float
-    cpu_seconds: float
-    loss: float
-
-
-def measure_call(program: Callable, *inputs) -> CallTime:
-    """Return elapsed and CPU seconds of a call, and the loss that it returns."""
-    wall_start, cpu_start = time.perf_counter(), time.process_time()
-    loss = float(program(*inputs))
-    return CallTime(time.perf_counter() - wall_start, time.process_time() - cpu_start, loss)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     model_group = parser.add_mutually_exclusive_group()
@@ -121,18 +103,20 @@ def measure_cache(args: argparse.Namespace, spec: Spec, params: dict, cache: Cac
         for name, chunk_tokens in chunk_sizes.items()
     }
     jax.block_until_ready(programs['one pass'](params, ids_T))
-    rounds = [
-        {name: measure_call(program, params, ids_T) for name, program in programs.items()} for _ in range(args.rounds)
-    ]
+    rounds: dict[str, list[tuple[float, float]]] = {name: [] for name in programs}
+    for _ in range(args.rounds):
+        for name, program in programs.items():
+            start = time.perf_counter()
+            loss = float(program(params, ids_T))
+            rounds[name].append((time.perf_counter() - start, loss))
     print(f'cache {cache}, {args.tokens} tokens')
     for name, program in programs.items():
         memory = program.memory_analysis().temp_size_in_bytes / 2**20
-        wall, cpu = (format_spread([getattr(result[name], kind) for result in rounds], '.3g') for kind in LABELS)
-        print(f'{name}: wall-clock {wall} s, CPU {cpu} s, {memory:.1f} MiB')
-    for kind, label in LABELS.items():
-        ratios = [getattr(result['token by token'], kind) / getattr(result['one pass'], kind) for result in rounds]
-        print(f'ratio, {label}: {format_spread(ratios, ".3g")}')
-    one_pass_loss, scanned_loss = (rounds[0][name].loss for name in chunk_sizes)
+        print(f'{name}: {format_spread([seconds for seconds, _ in rounds[name]], ".3g")} s, {memory:.1f} MiB')
+    pairs = [*zip(*rounds.values(), strict=True)]
+    ratios = [scanned_seconds / one_pass_seconds for (one_pass_seconds, _), (scanned_seconds, _) in pairs]
+    print(f'ratio: {format_spread(ratios, ".3g")}')
+    (_, one_pass_loss), (_, scanned_loss) = pairs[0]
     print(f'losses differ by: {abs(one_pass_loss - scanned_loss) / scanned_loss:.1e}')
 
 

@@ -15,8 +15,8 @@ from sinklab.configs.attention import SIGMOID
 from sinklab.configs.sources import GU_V1, THIS_PROJECT
 from sinklab.configs.table import scale_with_size, table
 
-# {size: chip-hours that a run of softmax takes at least on TPU v5e}, estimated by the compiler (`sinklab compile`,
-# --remat=auto; not measured). The estimates for sigmoid are within a few percent.
+# {size: chip-hours that a run of softmax takes at least on TPU v5e}, estimated by the compiler
+# (benchmarks/step_cost.py, --remat=auto; not measured). The estimates for sigmoid are within a few percent.
 CHIP_HOURS = {
     '60M': 57,  # 20,000 steps of 0.64 s on v5e-16
     '150M': 88,  # 20,000 steps of 0.99 s on v5e-16

@@ -257,7 +257,7 @@ def format_changeable_fields() -> str:
 
 # metrics.md
 
-# Metrics that training records; sinklab/train and sinklab/data/windows.py define the names.
+# Metrics that training records; sinklab/train and sinklab/data/batches.py define the names.
 TRAINING_METRICS = {
     'step': ('', 'Number of updates so far.'),
     'seconds': ('s', 'Time of training so far, over all attempts.'),

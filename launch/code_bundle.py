@@ -3,12 +3,7 @@
 from pathlib import Path
 
 from launch.job import Job, find_option
-from launch.plan import (
-    Command,
-    File,
-    Plan,
-    make_command,
-)
+from launch.shell import make_command, write_file
 from sinklab import __version__
 from sinklab.errors import UserError
 
@@ -38,48 +33,44 @@ def get_local_folder(name: str) -> str:
     return f'runs/launched/{name}'
 
 
-def plan_code_bundle(job: Job, folder: str, pins: str, *files: File) -> Plan:
-    """Plan to write the code bundle of a job into a folder.
+def make_code_bundle(job: Job, folder: str, pins: str) -> list[str]:
+    """Return the statements that write the code bundle of a job into a folder.
 
     Args:
-        job: the job, whose --config names the config file to copy.
-        folder: the target folder.
-        pins: the pinned requirements, `tpu` or `gpu`.
-        *files: further files to write.
-    """
-    file = (find_option(job.arguments, 'config') or '').partition(':')[0]
-    # uv builds the wheel from a source archive. A wheel built from the tree itself would include files that an
-    # earlier build left in build/. With the .gitignore of uv, `gcloud builds submit` would upload none of the files.
-    build_wheel = make_command('uv', 'build', '--quiet', '--no-create-gitignore', '--out-dir', folder, str(ROOT))
-    copy_pins = make_command('cp', str(ROOT / 'launch' / 'pins' / f'{pins}.txt'), f'{folder}/pins.txt')
-    return Plan(
-        (File(f'{folder}/install.sh', INSTALL_SCRIPT), *files),
-        (build_wheel, copy_pins, *make_copy_commands(file, folder)),
-    )
-
-
-def plan_row_checks(jobs: list[Job]) -> Plan:
-    """Plan to check each row of the jobs once, at its size, before anything is uploaded or submitted."""
-    checks = [
-        make_command('sinklab', 'rows', f'--config={config}', *([f'--size={size}'] if size else []))
-        for job in jobs
-        if (config := find_option(job.arguments, 'config') or '').partition(':')[2]
-        for size in [find_option(job.arguments, 'size')]
-    ]
-    return Plan(commands=tuple(dict.fromkeys(checks)))
-
-
-def make_copy_commands(file: str, folder: str) -> list[Command]:
-    """Return the commands that copy a config file into a folder, at the same relative path as here.
+        job: The job, whose --config names the config file to copy.
+        folder: The target folder.
+        pins: The pinned requirements, `tpu` or `gpu`.
 
     Raises:
-        UserError: the path is absolute or leaves the current folder.
+        UserError: The path of the config file is absolute or leaves the current folder.
     """
-    if not file:
-        return []
+    statements = [
+        write_file(f'{folder}/install.sh', INSTALL_SCRIPT),
+        # uv builds the wheel from a source archive. A wheel built from the tree itself would include files that an
+        # earlier build left in build/. With the .gitignore of uv, `gcloud builds submit` would upload none of them.
+        make_command('uv', 'build', '--quiet', '--no-create-gitignore', '--out-dir', folder, str(ROOT)),
+        make_command('cp', str(ROOT / 'launch' / 'pins' / f'{pins}.txt'), f'{folder}/pins.txt'),
+    ]
+    file = (find_option(job.arguments, 'config') or '').partition(':')[0]
     if Path(file).is_absolute() or '..' in Path(file).parts:
         raise UserError(
             f'--config={file} must be inside this folder, since hosts use the same relative path; copy it here'
         )
-    target_path = Path(folder, file)
-    return [make_command('mkdir', '-p', str(target_path.parent)), make_command('cp', file, str(target_path))]
+    if file:
+        target_path = Path(folder, file)
+        statements.append(make_command('mkdir', '-p', str(target_path.parent)))
+        statements.append(make_command('cp', file, str(target_path)))
+    return statements
+
+
+def make_row_checks(jobs: list[Job]) -> list[str]:
+    """Return the commands that check each row of the jobs, before anything is uploaded or submitted."""
+    commands = []
+    for job in jobs:
+        config = find_option(job.arguments, 'config')
+        size = find_option(job.arguments, 'size')
+        if config and ':' in config:
+            commands.append(
+                make_command('sinklab', 'rows', f'--config={config}', *([f'--size={size}'] if size else []))
+            )
+    return list(dict.fromkeys(commands))

@@ -8,23 +8,15 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 
-from launch import xla_flags
-from launch.job import (
-    Job,
-    check_job_name,
-    check_reachable,
-    check_train_arguments,
-    expand_sweep,
-    find_option,
-    make_sibling_path,
-)
-from launch.plan import Plan, make_command
+from launch import shell
+from launch.job import Job, check_job_name, expand_sweep, find_option, make_sibling_path
+from sinklab.cli.flag_types import non_negative_int, positive_int
 from sinklab.config.seed_list import SEEDS_HELP, parse_seeds
 from sinklab.errors import UserError
 
-DEFAULT_GRACE_SECONDS = 120  # without --grace and --save
-# Seconds that a stop takes in addition to its save. A save may just have begun when the stop signal arrives.
-STOP_MARGIN_SECONDS = 10
+DEFAULT_GRACE_SECONDS = 120
+# Options of `sinklab train` that the launcher or the scheduler sets.
+RESERVED_OPTIONS = 'workdir', 'grace', 'compiled', 'coordinator', 'processes', 'process'
 # {option of `sinklab train` that names input data: pattern whose group is the path in its value}. What hf: and gguf:
 # name cannot be in a bucket.
 PATH_OPTIONS = {
@@ -32,21 +24,9 @@ PATH_OPTIONS = {
     'config.data.source': r'(?:store|text|chat|mixture):(.+)',
     'config.data.tokenizer': r'(.*/.*)',
 }
-# {prefix of a run folder: function that returns the commands to copy the folder}.
-COPY_COMMANDS = {
-    'gs://': lambda there, here: [make_command('gcloud', 'storage', 'rsync', '--recursive', there, here)],
-    '/': lambda there, here: [make_command('cp', '--recursive', '--no-target-directory', there, here)],
-}
 
-
-@dataclasses.dataclass(frozen=True)
-class Verb:
-    """An action on jobs, such as submit or stop."""
-
-    summary: str
-    make_plan: Callable[[list[Job], argparse.Namespace], Plan]
-    required_options: tuple[str, ...] = ()  # of 'workdir' and 'arguments'
-    is_single_job: bool = False  # accepts one job only, whose commands use the terminal
+# Function of the jobs and the options that returns the statements of a verb, with its help as docstring.
+MakeStatements = Callable[[list[Job], argparse.Namespace], list[str]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,95 +36,58 @@ class Scheduler:
     module: str
     summary: str
     add_options: Callable[[argparse.ArgumentParser], None]
-    check_options: Callable[[argparse.Namespace], None]  # raises UserError for invalid combinations of options
     path_prefixes: tuple[str, ...]  # prefixes of paths that all hosts can reach
-    get_max_grace_seconds: Callable[[argparse.Namespace], float]  # longest time between SIGTERM and SIGKILL
-    verbs: dict[str, Verb]
-
-
-def plan_follow(jobs: list[Job], args: argparse.Namespace) -> Plan:
-    return Plan(commands=(make_command('sinklab', 'tail', jobs[0].workdir),))
-
-
-def plan_fetch(jobs: list[Job], args: argparse.Namespace) -> Plan:
-    return sum((plan_fetch_job(job, f'{args.out}/{job.name}') for job in jobs), Plan())
-
-
-def plan_fetch_job(job: Job, target_folder: str) -> Plan:
-    (make_commands,) = (
-        make_commands for root, make_commands in COPY_COMMANDS.items() if job.workdir.startswith(root)
-    )
-    return Plan(commands=(make_command('mkdir', '-p', target_folder), *make_commands(job.workdir, target_folder)))
-
-
-COMMON_VERBS = {
-    'follow': Verb('print the output of the run, from any machine', plan_follow, ('workdir',), is_single_job=True),
-    'fetch': Verb('copy the run folder to --out', plan_fetch, ('workdir',)),
-}
+    get_max_grace_seconds: Callable[[argparse.Namespace], int]  # longest time between SIGTERM and SIGKILL
+    verbs: dict[str, MakeStatements]
 
 
 def make_parser(scheduler: Scheduler) -> argparse.ArgumentParser:
-    verbs = COMMON_VERBS | scheduler.verbs
-    argument_parser = argparse.ArgumentParser(
+    verb_lines = [f'  {name:8} {make_statements.__doc__}' for name, make_statements in scheduler.verbs.items()]
+    parser = argparse.ArgumentParser(
         prog=f'python -m {scheduler.module}',
         description=scheduler.summary,
         usage='%(prog)s VERB NAME [options] [-- train --config=FILE:ROW ...]',
-        epilog='\n'.join(['verbs:', *(f'  {name:8} {verb.summary}' for name, verb in verbs.items())]),
+        epilog='\n'.join(['verbs:', *verb_lines]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    argument_parser.error = raise_usage_error
-    argument_parser.add_argument('verb', choices=verbs, metavar='VERB')
-    argument_parser.add_argument(
-        'name', metavar='NAME', help='name of the job; with --rows, prefix of the names of the jobs'
+    parser.error = raise_usage_error
+    add = parser.add_argument
+    add('verb', choices=scheduler.verbs, metavar='VERB')
+    add('name', metavar='NAME', help='name of the job; with --rows, prefix of the names')
+    add('--execute', action='store_true', help='run the commands (default: print them as a script)')
+    add('--workdir', default='', metavar='DIR', help='run folder; with --rows, the folder of the run folders')
+    add('--rows', default='', metavar='ROW,...', help='one job for each of these rows of --config=FILE')
+    add('--seeds', default='', metavar='N | SEED,...', help=f'one job for each row and seed: {SEEDS_HELP}')
+    add(
+        '--restarts',
+        type=non_negative_int,
+        default=50,
+        metavar='N',
+        help='maximum number of restarts (default: %(default)s)',
     )
-    argument_parser.add_argument(
-        '--execute', action='store_true', help='run the commands (default: print them as a script)'
+    add(
+        '--grace',
+        type=positive_int,
+        metavar='SECONDS',
+        help=f'time from SIGTERM to SIGKILL, in which a run saves (default: {DEFAULT_GRACE_SECONDS}, or what the '
+        'scheduler gives if that is less)',
     )
-    argument_parser.add_argument(
-        '--workdir', default='', metavar='DIR', help='run folder; with --rows, the folder of the run folders'
-    )
-    argument_parser.add_argument(
-        '--rows', default='', metavar='ROW,...', help='one job for each of these rows of --config=FILE'
-    )
-    argument_parser.add_argument(
-        '--seeds',
-        default='',
-        metavar='N | SEED,...',
-        help=f'one job for each row and seed: {SEEDS_HELP}',
-    )
-    argument_parser.add_argument(
-        '--restarts', type=int, default=50, metavar='N', help='maximum number of restarts (default: %(default)s)'
-    )
-    argument_parser.add_argument(
-        '--save', type=float, default=0.0, metavar='SECONDS', help='measured duration of a save'
-    )
-    argument_parser.add_argument(
-        '--grace', type=int, metavar='SECONDS', help='time from SIGTERM to SIGKILL (default: follows from --save)'
-    )
-    argument_parser.add_argument(
+    add(
         '--compiled',
         metavar='DIR',
         help='folder for compiled programs of all jobs; none: no folder (default: next to the run folder)',
     )
-    argument_parser.add_argument(
-        '--code', metavar='DIR', help='folder of the code on the hosts (default: next to the run folder)'
-    )
-    argument_parser.add_argument(
-        '--flags', default='none', metavar='NAME', help=f'profile of compiler flags: {", ".join(xla_flags.PROFILES)}'
-    )
-    argument_parser.add_argument(
+    add('--code', metavar='DIR', help='folder of the code on the hosts (default: next to the run folder)')
+    add(
         '--env',
         action='append',
         default=[],
         metavar='NAME[=VALUE]',
         help='environment variable of the run; NAME without a value: as set here',
     )
-    argument_parser.add_argument(
-        '--out', default='runs', metavar='DIR', help='folder for fetched runs (default: %(default)s)'
-    )
-    scheduler.add_options(argument_parser)
-    return argument_parser
+    scheduler.add_options(parser)
+    return parser
 
 
 def raise_usage_error(message: str) -> None:
@@ -152,18 +95,20 @@ def raise_usage_error(message: str) -> None:
 
 
 def main(scheduler: Scheduler, argv: Sequence[str] | None = None) -> int:
-    """Print the plan of a command line, or execute it with --execute.
+    """Print the script of a command line, or execute it with --execute.
 
     Args:
-        scheduler: the launcher.
-        argv: arguments without the program name; None for those of this process.
+        scheduler: The launcher.
+        argv: Arguments without the program name; None for those of this process.
 
     Returns:
-        The exit code: 0 for success, 1 after a UserError, 130 after Ctrl-C.
+        The exit code: that of the script, 1 after a UserError, 130 after Ctrl-C.
     """
     try:
-        args, plan = plan_command_line(scheduler, sys.argv[1:] if argv is None else argv)
-        plan.execute() if args.execute else print(plan, end='')
+        args, script = make_script(scheduler, sys.argv[1:] if argv is None else list(argv))
+        if args.execute:
+            return shell.execute(script)
+        print(script, end='')
     except UserError as error:
         print(f'{scheduler.module}: {error}', file=sys.stderr)
         return 1
@@ -172,148 +117,93 @@ def main(scheduler: Scheduler, argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def plan_command_line(scheduler: Scheduler, argv: Sequence[str]) -> tuple[argparse.Namespace, Plan]:
-    launcher_arguments, arguments = split_at_separator(list(argv))
-    args = make_parser(scheduler).parse_args(launcher_arguments)
-    verb = (COMMON_VERBS | scheduler.verbs)[args.verb]
-    scheduler.check_options(args)
-    jobs = expand_sweep(
-        make_job(scheduler, verb, args, tuple(arguments)), split_list(args.rows), parse_seeds_flag(args.seeds)
-    )
-    if verb.is_single_job and len(jobs) > 1:
-        names = ', '.join(f'{planned_job.name} in {planned_job.workdir}' for planned_job in jobs)
-        raise UserError(f'{args.verb} needs one job, but these are {names}; give NAME and --workdir of one')
-    plan = verb.make_plan(jobs, args)
-    return args, plan.as_interactive() if verb.is_single_job else plan
-
-
-def split_at_separator(argv: list[str]) -> tuple[list[str], list[str]]:
-    """Split the arguments at the first --."""
+def make_script(scheduler: Scheduler, argv: list[str]) -> tuple[argparse.Namespace, str]:
     index = argv.index('--') if '--' in argv else len(argv)
-    return argv[:index], argv[index + 1 :]
+    args = make_parser(scheduler).parse_args(argv[:index])
+    job = make_job(scheduler, args, tuple(argv[index + 1 :]))
+    jobs = expand_sweep(job, args.rows.split(',') if args.rows else [], parse_seeds(args.seeds) if args.seeds else [])
+    return args, shell.make_script(scheduler.verbs[args.verb](jobs, args))
 
 
-def make_job(scheduler: Scheduler, verb: Verb, args: argparse.Namespace, arguments: tuple[str, ...]) -> Job:
-    """Return the job that the options describe, before --rows and --seeds expand it.
-
-    Raises:
-        UserError: an option that the verb requires is missing, or a value is invalid.
-    """
-    name = check_job_name(args.name)
-    if 'workdir' in verb.required_options and not args.workdir:
-        raise UserError(f'{args.verb} needs --workdir=DIR, the run folder')
-    if 'arguments' in verb.required_options:
-        arguments = check_train_arguments(arguments)
-        check_paths(arguments, scheduler.path_prefixes)
+def make_job(scheduler: Scheduler, args: argparse.Namespace, arguments: tuple[str, ...]) -> Job:
+    """Return the job that the options describe, before --rows and --seeds expand it; raise UserError if invalid."""
+    check_job_name(args.name)
+    if args.verb == 'submit':
+        require_options(args, workdir=f'{scheduler.path_prefixes[0]}.../runs/{args.name}')
+        check_train_arguments(arguments, scheduler.path_prefixes)
+    compilation_cache = args.compiled or make_sibling_path(args.workdir, 'compiled')
     if args.workdir:
         check_reachable('workdir', args.workdir, scheduler.path_prefixes)
         if re.fullmatch(r'\w+://[^/]*/*', args.workdir):
-            raise UserError(
-                f'--workdir={args.workdir} is a bucket; give a folder in it, such as gs://my-bucket/runs/{name}'
-            )
-    compilation_cache = args.compiled or make_sibling_path(args.workdir, 'compiled')
-    if args.workdir and compilation_cache != 'none':
-        check_reachable('compiled', compilation_cache, scheduler.path_prefixes)
-    check_minimum(args, restarts=0)
+            raise UserError(f'--workdir={args.workdir} is a bucket; give a folder in it')
+        if compilation_cache != 'none':
+            check_reachable('compiled', compilation_cache, scheduler.path_prefixes)
+    max_grace_seconds = scheduler.get_max_grace_seconds(args)
+    grace_seconds = args.grace or min(DEFAULT_GRACE_SECONDS, max_grace_seconds)
+    if grace_seconds > max_grace_seconds:
+        raise UserError(f'--grace={grace_seconds}: the scheduler kills a job {max_grace_seconds} s after SIGTERM')
     return Job(
-        name=name,
+        name=args.name,
         arguments=arguments,
         workdir=args.workdir,
-        environment=make_environment(args),
+        environment=parse_variables(args.env),
         max_restarts=args.restarts,
-        grace_seconds=choose_grace_seconds(args, scheduler.get_max_grace_seconds(args)),
+        grace_seconds=grace_seconds,
         compilation_cache=compilation_cache,
     )
 
 
-def choose_grace_seconds(args: argparse.Namespace, max_grace_seconds: float) -> int:
-    """Return the seconds from SIGTERM to SIGKILL.
-
-    Without --grace, this is the larger of DEFAULT_GRACE_SECONDS and the time that --save needs, limited to
-    `max_grace_seconds`.
-
-    Raises:
-        UserError: --save is invalid, or the time is too short for it or longer than the scheduler allows.
-    """
-    if not 0 <= args.save < math.inf:  # also refuses nan
-        raise UserError(f'--save={args.save:g} must be a finite number of seconds of at least 0')
-    needed_seconds = math.ceil(args.save) + STOP_MARGIN_SECONDS if args.save else 0
-    check_minimum(args, grace=1)
-    grace_seconds = (
-        args.grace if args.grace is not None else min(max_grace_seconds, max(needed_seconds, DEFAULT_GRACE_SECONDS))
-    )
-    if grace_seconds < needed_seconds:
+def check_train_arguments(arguments: tuple[str, ...], path_prefixes: tuple[str, ...]) -> None:
+    """Raise UserError for a command other than `train`, reserved options, or data that hosts cannot reach."""
+    if arguments[:1] != ('train',):
         raise UserError(
-            f'{grace_seconds:g} s are available for a save, but a save of {args.save:g} s needs {needed_seconds}; '
-            f'give --grace={needed_seconds} if the scheduler can wait so long, or save often '
-            '(checkpoint.every_minutes) and omit --save'
+            f'after --, give a sinklab train command, not {" ".join(arguments) or "nothing"}; e.g. -- train '
+            '--config=FILE:ROW'
         )
-    if grace_seconds > max_grace_seconds:
+    for name in RESERVED_OPTIONS:
+        if any(argument.partition('=')[0] == f'--{name}' for argument in arguments):
+            raise UserError(f'--{name} is not allowed after --; give it before, unless the scheduler sets it')
+    for name, pattern in PATH_OPTIONS.items():
+        if match := re.fullmatch(pattern, find_option(arguments, name) or ''):
+            check_reachable(name, match[1], path_prefixes)
+
+
+def check_reachable(name: str, path: str, path_prefixes: tuple[str, ...]) -> str:
+    """Return the path of an option; raise UserError if the hosts of a job cannot reach it."""
+    if not path.startswith(path_prefixes):
         raise UserError(
-            f'--grace={grace_seconds:g}: the scheduler kills a job {max_grace_seconds:g} s after SIGTERM; '
-            'give at most that'
+            f'--{name}: {path} is not accessible to the hosts of a job; give a path that begins with '
+            f'{" or ".join(path_prefixes)}'
         )
-    return int(grace_seconds)
-
-
-def make_environment(args: argparse.Namespace) -> dict[str, str]:
-    """Return the environment variables of --flags and --env.
-
-    Raises:
-        UserError: both set the same variable.
-    """
-    profile, variables = xla_flags.get_profile(args.flags), parse_variables(args.env)
-    for name in profile.keys() & variables.keys():
-        raise UserError(
-            f'--flags={args.flags} and --env both set {name}; remove --flags and give all flags in --env={name}=..., '
-            f'also those of the profile: {profile[name]}'
-        )
-    return profile | variables
+    return path
 
 
 def parse_variables(assignments: list[str]) -> dict[str, str]:
     """Return the environment variables of --env.
 
-    A name without a value takes its value from the environment of the launcher. Such a value does not appear in
-    process lists.
+    A name without a value takes its value from the environment of the launcher, so that it is in no process list.
     """
+    variables = {}
     for assignment in assignments:
-        name, equals, _ = assignment.partition('=')
+        name, equals, value = assignment.partition('=')
         if not re.fullmatch(r'[A-Za-z_]\w*', name):
             raise UserError(f'--env={assignment} is not NAME=VALUE')
         if not equals and name not in os.environ:
             raise UserError(f'--env={name} has no value, and {name} is not set here; export it, or give NAME=VALUE')
-    fields = [assignment.partition('=') for assignment in assignments]
-    return {name: value if equals else os.environ[name] for name, equals, value in fields}
-
-
-def split_list(text: str) -> list[str]:
-    return text.split(',') if text else []
-
-
-def parse_seeds_flag(text: str) -> list[int]:
-    """Parse --seeds with the parser of `sinklab sweep`; return [] for an empty text."""
-    return parse_seeds(text) if text else []
-
-
-def check_paths(arguments: tuple[str, ...], path_prefixes: tuple[str, ...]) -> None:
-    """Raise UserError if an option of `sinklab train` names input data that the hosts cannot reach."""
-    for name, pattern in PATH_OPTIONS.items():
-        match = re.fullmatch(pattern, find_option(arguments, name) or '')
-        if match:
-            check_reachable(name, match[1], path_prefixes)
+        variables[name] = value if equals else os.environ[name]
+    return variables
 
 
 def check_layout(arguments: tuple[str, ...], num_devices: int, target: str) -> None:
-    """Raise UserError if --data, --fsdp and --tensor do not fit the number of devices.
+    """Raise UserError if --data, --fsdp and --tensor do not fit the devices, before the job waits for them.
 
     `sinklab train` infers the axes that are not given. The product of the given sizes must therefore divide the
     number of devices, and must equal it if both --data and --fsdp are given.
 
     Args:
-        arguments: the arguments of `sinklab train`.
-        num_devices: the number of devices of the job.
-        target: the description of the devices in the error message.
+        arguments: The arguments of `sinklab train`.
+        num_devices: The number of devices of the job.
+        target: The description of the devices in the error message.
     """
     sizes = {name: size for name in ('data', 'fsdp', 'tensor') if (size := find_option(arguments, name)) is not None}
     if not all(re.fullmatch('[1-9][0-9]*', size) for size in sizes.values()):
@@ -322,35 +212,27 @@ def check_layout(arguments: tuple[str, ...], num_devices: int, target: str) -> N
     if num_requested != num_devices and (num_devices % num_requested or {'data', 'fsdp'} <= sizes.keys()):
         given_sizes = ' '.join(f'--{name}={size}' for name, size in sizes.items())
         raise UserError(
-            f'{given_sizes} do not fit the {num_devices} devices of {target}; give sizes whose '
-            f'product is {num_devices}, or omit them to derive them from the devices'
+            f'{given_sizes} do not fit the {num_devices} devices of {target}; give sizes whose product is '
+            f'{num_devices}, or omit them'
         )
 
 
-def check_minimum(args: argparse.Namespace, **minimums: int) -> None:
-    """Raise UserError if an option is below its minimum; options that are None are not checked."""
-    for name, minimum in minimums.items():
-        value = getattr(args, name)
-        if value is not None and value < minimum:
-            raise UserError(f'--{name}={value} must be a whole number of at least {minimum}')
-
-
 def require_options(args: argparse.Namespace, **examples: str) -> None:
-    """Raise UserError if an option is missing.
-
-    Args:
-        args: the parsed options.
-        **examples: {name of a required option: example of its value for the error message}.
-    """
+    """Raise UserError if one of these options is missing; the values are examples for the message."""
     for name, example in examples.items():
         if not getattr(args, name):
             raise UserError(f'--{name} is missing; give it, e.g. --{name}={example}')
 
 
-def get_code_folder(args: argparse.Namespace, path_prefixes: tuple[str, ...]) -> str:
-    """Return the code folder of a job: --code, or by default a folder beside the run folder.
+def get_single_job(jobs: list[Job]) -> Job:
+    """Return the job of a verb that uses the terminal; raise UserError if there are several."""
+    if len(jobs) > 1:
+        raise UserError(f'give NAME and --workdir of one of the jobs {", ".join(job.name for job in jobs)}')
+    return jobs[0]
 
-    Raises:
-        UserError: the hosts of the job cannot reach the folder.
-    """
+
+def get_code_folder(args: argparse.Namespace, path_prefixes: tuple[str, ...]) -> str:
+    """Return the code folder of a job: --code, or by default a folder beside the run folder."""
+    if not args.code:
+        require_options(args, workdir=f'{path_prefixes[0]}.../runs/{args.name}')
     return check_reachable('code', args.code or make_sibling_path(args.workdir, 'code', args.name), path_prefixes)

@@ -2,21 +2,14 @@
 
 import argparse
 import dataclasses
+import math
 
-from launch.command_line import check_layout, check_minimum, require_options
+from launch.command_line import check_layout, require_options
+from sinklab.cli.flag_types import positive_int
 from sinklab.errors import UserError
 
-TOPOLOGIES_2D = {1: '1x1', 4: '2x2', 8: '2x4', 16: '4x4', 32: '4x8', 64: '8x8', 128: '8x16', 256: '16x16'}
-TOPOLOGIES_3D = {
-    4: '2x2x1',
-    8: '2x2x2',
-    16: '2x2x4',
-    32: '2x4x4',
-    64: '4x4x4',
-    128: '4x4x8',
-    256: '4x8x8',
-    512: '8x8x8',
-}
+TOPOLOGIES_2D = '1x1', '2x2', '2x4', '4x4', '4x8', '8x8', '8x16', '16x16'
+TOPOLOGIES_3D = '2x2x1', '2x2x2', '2x2x4', '2x4x4', '4x4x4', '4x4x8', '4x8x8', '8x8x8'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,8 +20,12 @@ class TpuKind:
     cores_per_chip: int  # factor from chips to the number in the accelerator type
     runtime_version: str
     gke_accelerator: str
-    topologies: dict[int, str]  # {number of chips: topology}
+    topologies: tuple[str, ...]
     max_single_host_chips: int  # chips of the largest slice with one host; hosts of larger slices have 4 chips each
+
+    @property
+    def topology_by_chips(self) -> dict[int, str]:
+        return {math.prod(map(int, topology.split('x'))): topology for topology in self.topologies}
 
 
 # Names and runtimes are those of Google's documentation in November 2026. None was requested from Google Cloud.
@@ -53,7 +50,7 @@ class TpuSlice:
 
     @property
     def topology(self) -> str:
-        return self.kind.topologies[self.chips]
+        return self.kind.topology_by_chips[self.chips]
 
     @property
     def num_hosts(self) -> int:
@@ -67,8 +64,10 @@ class TpuSlice:
 def parse_slice(text: str) -> TpuSlice:
     name, _, chips = text.rpartition('-')
     kind = TPU_KINDS.get(name)
-    if kind is None or not chips.isdecimal() or int(chips) not in kind.topologies:
-        allowed = '; '.join(f'{name}-{", ".join(map(str, kind.topologies))}' for name, kind in TPU_KINDS.items())
+    if kind is None or not chips.isdecimal() or int(chips) not in kind.topology_by_chips:
+        allowed = '; '.join(
+            f'{name}-{", ".join(map(str, kind.topology_by_chips))}' for name, kind in TPU_KINDS.items()
+        )
         raise UserError(f'--accelerator={text} is not KIND-CHIPS; use {allowed}')
     return TpuSlice(kind, int(chips))
 
@@ -76,24 +75,12 @@ def parse_slice(text: str) -> TpuSlice:
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--accelerator', metavar='KIND-CHIPS', help='kind and number of chips, such as v5e-256')
     parser.add_argument(
-        '--slices', type=int, default=1, metavar='N', help='number of slices of that size (default: %(default)s)'
+        '--slices', type=positive_int, default=1, metavar='N', help='number of slices (default: %(default)s)'
     )
     parser.add_argument('--spot', action='store_true', help='use preemptible machines')
 
 
-def check_options(args: argparse.Namespace) -> None:
-    check_minimum(args, slices=1)
-    if args.accelerator:
-        parse_slice(args.accelerator)
-
-
 def check_run(arguments: tuple[str, ...], args: argparse.Namespace) -> None:
-    """Raise UserError if the mesh sizes of a run do not fit its slices, before the job waits for TPUs.
-
-    Args:
-        arguments: the arguments of `sinklab train`.
-        args: the options of the launcher.
-    """
+    """Raise UserError if the mesh sizes of the arguments of `sinklab train` do not fit the slices."""
     require_options(args, accelerator='v5e-256')
-    devices = args.slices * parse_slice(args.accelerator).chips
-    check_layout(arguments, devices, f'{args.slices} x {args.accelerator}')
+    check_layout(arguments, args.slices * parse_slice(args.accelerator).chips, f'{args.slices} x {args.accelerator}')

@@ -11,18 +11,8 @@ from launch import command_line
 from sinklab import __version__
 
 HARMLESS_PROGRAMS = (
-    'bash',
-    'cp',
-    'mkdir',
-    'cat',
-    'dirname',
-    'sha256sum',
-    'cut',
-    'touch',
-    'ln',
-    'rm',
-    'sleep',
-    'chmod',
+    *('bash', 'cat', 'chmod', 'cp', 'cut', 'dirname'),
+    *('ln', 'mkdir', 'rm', 'sha256sum', 'sleep', 'touch'),
 )
 # Only the fake uv has effects: it creates an empty wheel or an empty environment.
 FAKE_PROGRAM = """#!{python} -IS
@@ -82,8 +72,8 @@ LAUNCHER_NAMES = ('queued_resources', 'jobset', 'slurm')
 PROGRAM_NAMES = ('gcloud', 'kubectl', 'sbatch', 'squeue', 'scancel', 'sinklab', 'uv')
 TRAIN_COMMAND = ['--', 'train', '--config=configs/scale.py:softmax_1b', '--remat=auto']
 SITE_FLAGS = {
-    'queued_resources': ['--accelerator=v5e-256', '--project=p', '--zone=z'],
-    'jobset': ['--accelerator=v5e-256', '--project=p', '--image=r.pkg.dev/p/i:1'],
+    'queued_resources': ['--accelerator=v5e-256'],
+    'jobset': ['--accelerator=v5e-256', '--image=r.pkg.dev/p/i:1'],
     'slurm': ['--nodes=32', '--time=1-0', '--code=/shared/code'],
 }
 SUBMIT_COMMANDS = {

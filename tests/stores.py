@@ -9,10 +9,10 @@ import pytest
 from conftest import make_tiny_spec
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
+from sinklab.data.batches import Windows
 from sinklab.data.prepare import Recipe, prepare_store
 from sinklab.data.sources import open_source
 from sinklab.data.store import Store
-from sinklab.data.windows import Windows
 from sinklab.errors import UserError
 
 END_TOKEN, BEGIN_TOKEN = 0, 1
@@ -43,6 +43,12 @@ def write_mixture(folder, components):
 def read_documents(source):
     """Read the documents of a source."""
     return list(open_source(source).read_documents())
+
+
+def read_damaged(source):
+    """Return the texts of the documents of a source, and the problems of those that cannot be read."""
+    problems = []
+    return [document.text for document in open_source(source).read_documents(problems.append)], problems
 
 
 def get_source_error(source):

@@ -115,27 +115,12 @@ def test_peers_benchmark_names_unknown_and_missing_peers(monkeypatch, tmp_path, 
 
 
 @pytest.mark.slow
-def test_prefetch_benchmark_prints_hidden_share_of_stalls(run_benchmark):
-    durations = '--step_seconds=0.01', '--stall_seconds=0.05', '--stall_interval=0.02'
-    output = run_benchmark('prefetch', '--steps=12', '--rounds=1', *durations)
-    values = dict(re.findall(rf'^(.+?): +({NUMBER}) \({NUMBER} to {NUMBER}\)$', output, re.MULTILINE))
-    assert float(values['read between steps, s']) >= 0.12 + 5 * 0.05  # the stalls
-    assert min(float(values[f'{name}, s']) for name in ('nothing stalls', 'read ahead')) >= 0.12
-    assert 'hidden, %' in values
-
-
-@pytest.mark.slow
 def test_data_benchmark_prints_read_and_prepare_rates(run_benchmark):
     options = '--read_tokens=100000', '--text_mb=0.2', '--vocabulary=300'
-    results = json.loads(run_benchmark('data', *options, '--rounds=1', '--seconds=0.01'))
-    assert results['read']['tokens'] >= 100_000
-    rates = (
-        results['read']['million_tokens_per_second'],
-        results['read']['numpy_million_tokens_per_second'],
-        results['prepare']['speed_over_tokenizers'],
-    )
-    assert all(0 < rate['least'] <= rate['median'] <= rate['most'] for rate in rates)
-    assert min(results['prepare']['resident_mb'], results['prepare']['ten_times']['resident_mb']) > 0
+    output = run_benchmark('data', *options, '--rounds=1', '--seconds=0.01')
+    rates = dict(re.findall(rf'^(.+?), .+: ({NUMBER}) \({NUMBER} to {NUMBER}\)$', output, re.MULTILINE))
+    assert rates.keys() == {'batches', 'NumPy', 'tokenizers', 'prepare'}
+    assert all(float(rate) > 0 for rate in rates.values())
 
 
 @pytest.mark.slow
@@ -220,13 +205,13 @@ def test_gradients_benchmark_prints_errors_by_parameter(run_benchmark):
 @pytest.mark.slow
 def test_streaming_benchmark_compares_one_pass_with_token_by_token(run_benchmark):
     output = run_benchmark('streaming', '--size=smoke', '--tokens=16', '--cache=1+3', '--rounds=2')
-    number_pattern = r'[\d.e+-]+'
-    spread_pattern = rf'{number_pattern} \({number_pattern} to {number_pattern}\)'
-    for name in ('one pass', 'token by token'):
-        assert re.search(
-            rf'^{name}: wall-clock {spread_pattern} s, CPU {spread_pattern} s, {NUMBER} MiB$', output, re.MULTILINE
-        )
-    assert len(re.findall(rf'^ratio, (?:wall-clock|CPU) time: {spread_pattern}$', output, re.MULTILINE)) == 2
+    spread_pattern = r'[\d.e+-]+ \([\d.e+-]+ to [\d.e+-]+\)'
+    for pattern in (
+        f'one pass: {spread_pattern} s',
+        f'token by token: {spread_pattern} s',
+        f'ratio: {spread_pattern}',
+    ):
+        assert re.search(f'^{pattern}', output, re.MULTILINE)
     assert float(re.search(r'^losses differ by: (\S+)$', output, re.MULTILINE).group(1)) < 1e-4
 
 

@@ -7,7 +7,7 @@ import pytest
 from conftest import make_tiny_spec
 
 from sinklab.data import bigram_backcopy
-from sinklab.data.run_data import SyntheticBatches, load_run_data
+from sinklab.data.run_data import load_run_data
 from sinklab.errors import UserError
 from sinklab.metrics import bigram_backcopy as bigram_metrics
 
@@ -40,12 +40,9 @@ def test_fit_chain_drops_rare_characters_and_rejects_small_vocabulary():
     chain = make_chain(vocabulary=5)
     assert chain.begin_token == 4
     np.testing.assert_allclose(chain.bigram_VV.sum(1), 1)
-    with pytest.raises(UserError, match=r'config\.data\.triggers.*4.*5'):
+    with pytest.raises(UserError, match=r'config\.data\.triggers'):
         make_chain(vocabulary=6, triggers=4)
-
-
-def test_fit_chain_rejects_empty_text():
-    with pytest.raises(UserError, match='0 distinct characters'):
+    with pytest.raises(UserError, match=r'config\.data\.triggers'):
         bigram_backcopy.fit_chain([''], vocabulary=9, triggers=2)
 
 
@@ -67,10 +64,12 @@ def test_sample_sequences_repeats_token_before_trigger_after_it():
 def test_sequences_depend_only_on_seed_and_step(corpus):
     spec = make_tiny_spec(data__source=corpus, **TASK)
     run_data, repeated_data = load_run_data(spec), load_run_data(spec)
-    np.testing.assert_array_equal(
-        run_data.batches.read_rows(7, range(4)), repeated_data.batches.read_rows(7, range(4))
-    )
-    assert run_data.batches.read_rows(7, range(4)).tolist() != run_data.batches.read_rows(8, range(4)).tolist()
+    whole_batch = run_data.batches.read_rows(7, range(4))
+    np.testing.assert_array_equal(run_data.batches.read_rows(7, range(1, 3)), whole_batch[1:3])
+    rows = [
+        data.batches.read_rows(step, range(4)) for data, step in ((run_data, 7), (repeated_data, 7), (run_data, 8))
+    ]
+    assert rows[0].tolist() == rows[1].tolist() != rows[2].tolist()
     other_data = load_run_data(dataclasses.replace(spec, data=dataclasses.replace(spec.data, seed=1)))
     assert run_data.valid_NT.tolist() != other_data.valid_NT.tolist()
     assert run_data.fingerprint['bigrams'] == other_data.fingerprint['bigrams']
@@ -100,37 +99,3 @@ def test_trigger_metrics_average_triggers_and_others_separately():
     np.testing.assert_allclose(metrics['valid/loss/trigger'], loss_NT[trigger_PT].mean())
     np.testing.assert_allclose(metrics['valid/loss/other'], loss_NT[~trigger_PT].mean())
     np.testing.assert_allclose(metrics['valid/accuracy/trigger'], correct_NT[trigger_PT].mean())
-
-
-@pytest.mark.parametrize('rows', [range(0, 3), range(3, 6), range(5, 12), range(11, 12), range(4, 4), range(0, 12)])
-@pytest.mark.parametrize('length', [2, 3, 40])
-def test_sample_sequences_of_rows_match_whole_batch(rows, length):
-    batch_rng, rows_rng = (np.random.default_rng([7, 0, 3]) for _ in range(2))
-    expected = bigram_backcopy.sample_sequences(make_chain(), 12, length, batch_rng)[rows.start : rows.stop]
-    np.testing.assert_array_equal(
-        bigram_backcopy.sample_sequences(make_chain(), 12, length, rows_rng, rows), expected
-    )
-
-
-def test_read_rows_samples_only_requested_rows(monkeypatch):
-    """Sample 2 rows of a batch of 8 and skip the random numbers of the others."""
-    draw_counts = []
-
-    class CountingGenerator:
-        def __init__(self, *seed):
-            self.rng = np.random.Generator(np.random.PCG64(*seed))
-            self.bit_generator = self.rng.bit_generator
-
-        def random(self, shape):
-            draw_counts.append(int(np.prod(shape)))
-            return self.rng.random(shape)
-
-        def choice(self, values, count, p):
-            draw_counts.append(count)
-            return self.rng.choice(values, count, p=p)
-
-    batches = SyntheticBatches(make_chain(), 0, 8, 10)
-    expected = batches.read_rows(5, range(8))[2:4]
-    monkeypatch.setattr(np.random, 'default_rng', CountingGenerator)
-    np.testing.assert_array_equal(batches.read_rows(5, range(2, 4)), expected)
-    assert draw_counts == [2] * 9

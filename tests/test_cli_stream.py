@@ -12,8 +12,8 @@ from tiny_runs import make_spec
 from sinklab.checkpoint import checkpointer
 from sinklab.cli import sample, stream
 from sinklab.cli.main import main
-from sinklab.data.prepare import open_corpus as open_stored_corpus
-from sinklab.data.windows import add_training_tokens
+from sinklab.data.batches import add_training_tokens
+from sinklab.data.run_data import open_corpus as open_stored_corpus
 from sinklab.errors import UserError
 from sinklab.loss_mask import exclude_from_loss
 from sinklab.run_dir import RunDir

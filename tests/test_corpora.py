@@ -1,4 +1,4 @@
-"""benchmarks/corpora.py: how texts are extracted from packages."""
+"""Corpora of benchmarks: texts extracted from packages, and English documentation."""
 
 import gzip
 import struct
@@ -6,7 +6,7 @@ import zlib
 
 import pytest
 
-from benchmarks import corpora
+from benchmarks import corpora, english_corpus
 
 MANUAL = """
 Kapitel 1. Grundlagen
@@ -23,6 +23,9 @@ Kapitel 1. Grundlagen
     $ echo für
     $ exit
 """
+PROSE = 'This paragraph has a few more than eight words,\nand it wraps to a second line.'
+LINE = PROSE.replace('\n', ' ')
+CODE = 'x[0] = 1; y[1] = 2; z[2] = 3; f(x, y) + g(z)[0] {a: 1, b: 2, c: 3}'
 
 
 def serialize_lines(lines):
@@ -40,11 +43,6 @@ def test_novels_are_read_from_r_database(tmp_path):
     novels = [['EMMA', '', 'VOLUME I'], ['PERSUASION', 'Chapter 1, éd.']]
     (folder / 'Rdata.rdb').write_bytes(b''.join(map(serialize_lines, novels)))
     assert corpora.read_novels(tmp_path) == {'Emma': 'EMMA\n\nVOLUME I', 'Persuasion': 'PERSUASION\nChapter 1, éd.'}
-
-
-def test_r_object_that_is_no_vector_of_strings_is_rejected():
-    with pytest.raises(ValueError):
-        list(corpora.read_r_strings(b'UTF-8' + struct.pack('>II', 14, 0)))
 
 
 def test_manual_has_translated_running_text_only(tmp_path, monkeypatch):
@@ -65,3 +63,24 @@ def test_documents_have_whole_paragraphs_and_a_short_rest_is_dropped():
 def test_every_domain_has_a_package_and_a_digest():
     assert {package for package, _ in corpora.DOMAINS.values()} == {*corpora.PACKAGES}
     assert {*corpora.DIGESTS} == {*corpora.DOMAINS, 'long'}
+
+
+def test_paragraphs_that_are_mostly_words_become_lines():
+    assert [*english_corpus.select_prose(f'{PROSE}\n\n{CODE}\n\nToo few words.\n \n{PROSE}')] == [LINE, LINE]
+
+
+def test_documents_have_each_paragraph_once_and_enough_characters(tmp_path, monkeypatch):
+    monkeypatch.setattr(english_corpus, 'MIN_CHARACTERS', len(LINE) + 10)
+    (tmp_path / 'a.info.gz').write_bytes(gzip.compress(f'{PROSE}\n\n{PROSE}'.encode()))
+    (tmp_path / 'b.info.gz').write_bytes(gzip.compress(f'{PROSE} Again.\n\nOther: {PROSE}'.encode()))
+    (tmp_path / 'c.txt').write_text(PROSE)
+    assert english_corpus.read_documents(tmp_path, '*.info*.gz') == [f'{LINE}\n\n{LINE} Again.\n\n']
+
+
+def test_package_of_folder_is_found_by_version_with_epoch(tmp_path, monkeypatch):
+    path = tmp_path / 'git-doc_1%3a2.39.5_all.deb'
+    path.touch()
+    assert corpora.find_package('git-doc', '1:2.39.5', tmp_path) == path
+    monkeypatch.setenv('PATH', '')
+    with pytest.raises(SystemExit, match='cannot be downloaded'):
+        corpora.find_package('git-doc', '1:2.39.6', tmp_path)

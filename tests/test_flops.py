@@ -68,31 +68,21 @@ def make_model_config(**changes):
     return dataclasses.replace(model, mask=dataclasses.replace(model.mask, prefix=LENGTH))
 
 
-def count_product_flops(model, differentiates=False, remat='none'):
+def count_product_flops(model):
     """Count the FLOPs of the matrix products of the traced model, for each token of a window."""
     ids = jnp.zeros((1, LENGTH), jnp.int32)
     graph, params = nnx.split(nnx.eval_shape(lambda: Transformer(model, LENGTH, nnx.Rngs(0))))
 
     def sum_logits(params):
-        return nnx.merge(graph, params)(ids, backend='dense', remat=remat)[0].sum()
+        return nnx.merge(graph, params)(ids, backend='dense')[0].sum()
 
-    jaxpr = jax.make_jaxpr(jax.grad(sum_logits) if differentiates else sum_logits)(params).jaxpr
-    return sum(iterate_product_flops(jaxpr)) / LENGTH
+    return sum(iterate_product_flops(jax.make_jaxpr(sum_logits)(params).jaxpr)) / LENGTH
 
 
 @pytest.mark.parametrize('changes', CASES, ids=str)
 def test_forward_flops_equal_matrix_products_of_traced_model(changes):
     model = make_model_config(**changes)
     assert count_product_flops(model) == flops.count_forward_flops(model, LENGTH).total
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('remat', ['full', 'qkv,middle,ffn', 'qkv'])
-@pytest.mark.parametrize('changes', CASES, ids=str)
-def test_recompute_flops_equal_matrix_products_that_remat_adds(changes, remat):
-    model = make_model_config(**changes)
-    added = count_product_flops(model, True, remat) - count_product_flops(model, True)
-    assert added == flops.count_recompute_flops(model, LENGTH, remat)
 
 
 def test_forward_flops_account_for_causal_mask_and_window():

@@ -12,12 +12,6 @@ PROSE = 'This paragraph of a <b>manual</b> has more than eight words &amp; two l
 LINE = 'This paragraph of a manual has more than eight words & two lines.'
 
 
-@pytest.fixture
-def store(tmp_path, monkeypatch):
-    monkeypatch.setitem(packed_store.XZ_FILTERS[0], 'dict_size', 1 << 20)
-    return make_sharded_store(tmp_path)
-
-
 def count_documents(store, split):
     return Counter(text for domain in store.domains for text in decode_documents(store, split, domain))
 
@@ -52,7 +46,8 @@ def test_long_file_becomes_documents_of_whole_paragraphs(monkeypatch):
     assert [*large_corpus.select_documents(['\n\n'.join(lines), 'short'], 'prose', set())] == documents
 
 
-def test_each_packed_file_makes_a_store_and_all_make_the_whole(store, tmp_path):
+def test_each_packed_file_makes_a_store_and_all_make_the_whole(tmp_path):
+    store = make_sharded_store(tmp_path)
     packed_store.pack_store(store.path, tmp_path / 'packed', 2)
     packed_store.pack_store(store.path, tmp_path / 'again', 2)
     paths = sorted((tmp_path / 'packed').iterdir())
@@ -67,11 +62,11 @@ def test_each_packed_file_makes_a_store_and_all_make_the_whole(store, tmp_path):
     assert whole.meta == store.meta
 
 
-def test_damaged_packed_file_is_refused(store, tmp_path):
-    packed_store.pack_store(store.path, tmp_path, 1)
+def test_damaged_packed_file_is_refused(tmp_path):
+    packed_store.pack_store(make_sharded_store(tmp_path).path, tmp_path, 1)
     path = tmp_path / '0.tar.xz'
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
-    with pytest.raises(UserError, match='damaged'):
+    with pytest.raises(UserError, match=r'0\.tar\.xz'):
         packed_store.unpack_store([path], tmp_path / 'unpacked')

@@ -1,10 +1,17 @@
 """Tests of the JobSet manifest against its Kubernetes schema, and of its fields."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
-from command_recorders import SUBMIT_COMMANDS, get_launcher_output, make_recorders
+from command_recorders import (
+    HOSTILE_PATH,
+    SUBMIT_COMMANDS,
+    TRAIN_COMMAND,
+    get_launcher_output,
+    make_recorders,
+)
 
 from launch.tpu_slices import TPU_KINDS
 
@@ -47,8 +54,8 @@ def make_manifest(capsys, *options, argv=None):
 OPTIONS = {
     'plain': [],
     'all': [
-        *('--spot', '--queue=tpus', '--service_account=trainer', '--namespace=sinks', '--context=gke', '--built'),
-        *('--flags=tpu_data', "--env=WORDS=a 'b' $(HOME)", '--restarts=3', '--save=12'),
+        *('--spot', '--queue=tpus', '--service_account=trainer', '--built'),
+        *("--env=WORDS=a 'b' $(HOME)", '--restarts=3', '--grace=22'),
     ],
 }
 
@@ -58,30 +65,13 @@ def test_manifest_matches_jobset_schema(options, recorders, capsys):
     assert list_schema_errors(make_manifest(capsys, *OPTIONS[options])) == []
 
 
-@pytest.mark.parametrize('accelerator', [f'{name}-{max(kind.topologies)}' for name, kind in TPU_KINDS.items()])
+@pytest.mark.parametrize('accelerator', [f'{name}-{max(kind.topology_by_chips)}' for name, kind in TPU_KINDS.items()])
 def test_manifest_matches_schema_for_every_tpu_kind(accelerator, recorders, capsys):
     chips = accelerator.rpartition('-')[2]
     argv = [argument.replace('v5e-256', accelerator) for argument in SUBMIT_COMMANDS['jobset']]
     manifest = make_manifest(capsys, argv=argv)
     assert list_schema_errors(manifest) == []
     assert manifest['spec']['replicatedJobs'][0]['template']['spec']['parallelism'] == int(chips) // 4
-
-
-def test_schema_rejects_misspelled_missing_and_mistyped_fields(recorders, capsys):
-    def list_errors_after(change):
-        manifest = make_manifest(capsys)
-        change(manifest['spec'], manifest['spec']['replicatedJobs'][0]['template']['spec'])
-        return list_schema_errors(manifest)
-
-    def rename(mapping, old, new):
-        mapping[new] = mapping.pop(old)
-
-    assert list_errors_after(lambda spec, job: rename(spec['failurePolicy'], 'maxRestarts', 'maxRestart'))
-    assert list_errors_after(lambda spec, job: rename(job['template']['spec'], 'containers', 'containerz'))
-    assert list_errors_after(lambda spec, job: rename(job['podFailurePolicy'], 'rules', 'rule'))
-    assert list_errors_after(lambda spec, job: job['template']['spec'].update(terminationGracePeriodSeconds='30'))
-    assert list_errors_after(lambda spec, job: spec['failurePolicy']['rules'][0].update(action='Fail'))
-    assert list_errors_after(lambda spec, job: spec['replicatedJobs'][0].pop('name'))
 
 
 def test_manifest_restarts_after_all_but_final_exit_codes(recorders, capsys):
@@ -99,7 +89,25 @@ def test_manifest_restarts_after_all_but_final_exit_codes(recorders, capsys):
 
 
 def test_manifest_passes_termination_grace_period_to_run(recorders, capsys):
-    for options, seconds in (([], 120), (['--spot'], 25), (['--save=200'], 210)):
+    for options, seconds in (([], 120), (['--spot'], 25), (['--grace=210'], 210)):
         pod = make_manifest(capsys, *options)['spec']['replicatedJobs'][0]['template']['spec']['template']['spec']
         assert pod['terminationGracePeriodSeconds'] == seconds
         assert f'--grace={seconds}' in pod['containers'][0]['args']
+
+
+def test_container_receives_arguments_and_variables_unchanged(recorders, capsys):
+    """Emulate Kubernetes, which expands $(NAME) and replaces $$ by $."""
+
+    def expand(text):
+        return re.sub(r'\$\$|\$\((\w+)\)', lambda match: '$' if match[0] == '$$' else 'EXPANDED', text)
+
+    value = '$(HOME) $$(HOME) $ $$ plain'
+    argv = [
+        f'--workdir={HOSTILE_PATH}' if word.startswith('--workdir') else word for word in SUBMIT_COMMANDS['jobset']
+    ]
+    spec = make_manifest(capsys, f'--env=WORDS={value}', argv=argv)['spec']['replicatedJobs'][0]['template']['spec']
+    (container,) = spec['template']['spec']['containers']
+    arguments = [expand(argument) for argument in container['args']]
+    assert arguments[: len(TRAIN_COMMAND) - 1] == TRAIN_COMMAND[1:]
+    assert f'--workdir={HOSTILE_PATH}' in arguments
+    assert [expand(variable['value']) for variable in container['env']] == [value]

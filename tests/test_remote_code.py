@@ -1,9 +1,6 @@
 """Tests that Python code of a model or tokenizer runs only with --remote-code."""
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import open_models
 import pytest
@@ -80,16 +77,6 @@ def test_remote_code_of_tokenizer_runs_with_flag(folder):
     add_tokenizer_code(folder)
     assert main(make_arguments(folder, '--remote-code')) == 0
     assert (folder.parent / 'ran').exists()
-
-
-def test_remote_code_does_not_run_after_yes_on_standard_input(folder):
-    add_tokenizer_code(folder)
-    command = [sys.executable, '-m', 'sinklab', *make_arguments(folder)]
-    result = subprocess.run(command, input='y\n' * 5, capture_output=True, text=True, cwd=Path(__file__).parents[1])
-    assert result.returncode == 1
-    assert '--remote-code' in result.stderr
-    assert 'Do you wish' not in result.stdout + result.stderr
-    assert not (folder.parent / 'ran').exists()
 
 
 def test_remote_code_does_not_run_in_tokenizer_parity_check(folder, monkeypatch):

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from jax._src import test_util as jtu
 from jax.sharding import PartitionSpec
 
+from benchmarks.hlo import HloProgram
 from sinklab.config.spec import Hardware
 from sinklab.parallel import collectives, device_mesh, sharding
 from sinklab.planning import topology
-from sinklab.planning.hlo import HloProgram
 from sinklab.train import state, validation_loss
 
 

@@ -1,6 +1,7 @@
 """Gate on communication and memory of a 1B train step: rules, committed figures and compiled program."""
 
 import json
+import math
 import runpy
 import subprocess
 import sys
@@ -11,7 +12,6 @@ import pytest
 from conftest import make_tiny_spec
 
 from sinklab.planning import topology
-from sinklab.planning.hlo import Collective
 from sinklab.train import state
 
 GATE_SCRIPT = Path(__file__).parents[1] / 'benchmarks' / 'step_cost.py'
@@ -26,74 +26,62 @@ def gate():
     return gate_globals
 
 
-def make_collective(kind, dtype, sent_bytes, asynchronous=True):
+def make_collective(dtype, sent_bytes, is_async=True):
     """Return a collective that sends the given bytes from each device."""
-    collective = Collective(kind, (f'{dtype}[8]',), 1, ((0, 1),), 1, asynchronous, '')
-    return SimpleNamespace(types=collective.types, is_async=asynchronous, sent_bytes=sent_bytes)
+    return SimpleNamespace(types=(f'{dtype}[8]',), is_async=is_async, sent_bytes=sent_bytes)
 
 
 def make_valid_step():
-    """Return (collectives by purpose, arrays of the step) that satisfy all rules for a tiny model."""
+    """Return the collectives by purpose of a step that satisfies all rules for a tiny model."""
     num_param_bytes = state.count_bytes(state.get_state_shapes(make_tiny_spec())['params'])
     all_bytes, min_bytes = num_param_bytes * (FSDP - 1) / FSDP, 2 * num_param_bytes / FSDP * (DATA - 1) / DATA
     return dict(
-        gathered=[make_collective('all-gather', 'bf16', all_bytes)],
-        scattered=[make_collective('reduce-scatter', 'f32', all_bytes)],
-        between=[make_collective('all-reduce', 'f32', min_bytes)],
+        gathered=[make_collective('bf16', all_bytes)],
+        scattered=[make_collective('f32', all_bytes)],
+        between=[make_collective('f32', min_bytes)],
         others=[],
-    ), [(1, 'f32[3]', '')]
+    )
 
 
-def list_broken_rules(gate, purposes, buffers, peak=1, shapes=3):
-    step = SimpleNamespace(program=SimpleNamespace(find_largest_buffers=lambda max_buffers: buffers))
+def list_broken_rules(gate, purposes, peak=1, estimate=3, shapes=frozenset({(3,)})):
     mesh = SimpleNamespace(shape=dict(data=DATA, fsdp=FSDP, tensor=1))
-    result = SimpleNamespace(mesh=mesh, peak_bytes=peak, memory_bytes=2, programs=dict(step=step))
-    return gate['find_broken_rules'](make_tiny_spec(), result, shapes, purposes, 0.6)
+    result = SimpleNamespace(mesh=mesh, peak_bytes=peak, memory_bytes=2)
+    return gate['find_broken_rules'](make_tiny_spec(), result, estimate, purposes, shapes, 0.6)
 
 
 def test_find_broken_rules_is_empty_for_valid_step(gate):
-    assert list_broken_rules(gate, *make_valid_step()) == []
+    assert list_broken_rules(gate, make_valid_step()) == []
+
+
+def get_stacked_shape():
+    ffn = state.get_state_shapes(make_tiny_spec())['params']['blocks']['ffn']
+    return max((leaf.shape for leaf in ffn.values()), key=math.prod)
 
 
 VIOLATIONS = {
-    'the step fits into the memory of a chip': lambda purposes, buffers: dict(peak=3),
-    'the estimate from shapes is at least the peak memory': lambda purposes, buffers: dict(shapes=0),
-    'all-gathers overlap with computation': lambda purposes, buffers: purposes['gathered'].append(
-        make_collective('all-gather', 'bf16', purposes['gathered'][0].sent_bytes, asynchronous=False)
+    'the step fits into the memory of a chip': lambda step: dict(peak=3),
+    'the estimate from shapes is at least the peak memory': lambda step: dict(estimate=0),
+    'all-gathers overlap with computation': lambda step: step['gathered'].append(
+        make_collective('bf16', step['gathered'][0].sent_bytes, is_async=False)
     ),
-    'weights are gathered in bfloat16': lambda purposes, buffers: purposes['gathered'].append(
-        make_collective('all-gather', 'f32', 1)
+    'weights are gathered in bfloat16': lambda step: step['gathered'].append(make_collective('f32', 1)),
+    'no other collective sends 1 MiB or more': lambda step: step['others'].append(make_collective('f32', 1)),
+    'reduce-scatters of gradients send at most 1.1 of the least bytes': lambda step: step['scattered'].append(
+        make_collective('f32', 0.11 * step['scattered'][0].sent_bytes)
     ),
-    'no other collective sends 1 MiB or more': lambda purposes, buffers: purposes['others'].append(
-        make_collective('all-reduce', 'f32', 1)
+    'all gradients are reduce-scattered': lambda step: step.update(
+        scattered=[make_collective('f32', 0.9 * step['scattered'][0].sent_bytes)]
     ),
-    'reduce-scatters of gradients send at most 1.1 of the least bytes': lambda purposes, buffers: purposes[
-        'scattered'
-    ].append(make_collective('reduce-scatter', 'f32', 0.11 * purposes['scattered'][0].sent_bytes)),
-    'all gradients are reduce-scattered': lambda purposes, buffers: purposes.update(
-        scattered=[make_collective('reduce-scatter', 'f32', 0.9 * purposes['scattered'][0].sent_bytes)]
-    ),
-    'gradients are all-reduced once between slices': lambda purposes, buffers: purposes['between'].extend(
-        purposes['between']
-    ),
-    'no array has all layers of a parameter': lambda purposes, buffers: buffers.append(
-        (1, format_stacked_type('bf16'), '')
-    ),
+    'gradients are all-reduced once between slices': lambda step: step['between'].extend(step['between']),
+    'no array has all layers of a parameter': lambda step: dict(shapes=frozenset({get_stacked_shape()})),
 }
-
-
-def format_stacked_type(dtype):
-    leaf = max(
-        state.get_state_shapes(make_tiny_spec())['params']['blocks']['ffn'].values(), key=lambda leaf: leaf.size
-    )
-    return f'{dtype}[{",".join(map(str, leaf.shape))}]'
 
 
 @pytest.mark.parametrize('rule', VIOLATIONS)
 def test_find_broken_rules_names_violated_rule(gate, rule):
-    purposes, buffers = make_valid_step()
-    changes = VIOLATIONS[rule](purposes, buffers) or {}
-    assert list_broken_rules(gate, purposes, buffers, **changes) == [rule]
+    step = make_valid_step()
+    changes = VIOLATIONS[rule](step) or {}
+    assert list_broken_rules(gate, step, **changes) == [rule]
 
 
 def test_check_figures_reports_cost_above_committed_figure(gate, capsys):

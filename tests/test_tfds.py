@@ -40,7 +40,7 @@ BUILDER_SCRIPT = """
 READER_SCRIPT = """
     import json, sys
     from sinklab.data.sources import open_source
-    found = [(d.name, d.text, d.domain, d.size) for d in open_source(sys.argv[1]).read_documents()]
+    found = [(d.name, d.text, d.domain) for d in open_source(sys.argv[1]).read_documents()]
     assert 'tensorflow' not in sys.modules
     print(json.dumps(found))
 """
@@ -73,26 +73,21 @@ def dataset_folder(tmp_path_factory):
 @pytest.mark.slow
 def test_tfds_examples_are_documents_without_tensorflow(dataset_folder):
     documents = json.loads(run_offline(READER_SCRIPT, f'tfds:{dataset_folder}:train#domain=kind'))
-    assert sorted(text for _, text, _, _ in documents) == sorted(TEXTS)
-    assert {(text, domain) for _, text, domain, _ in documents} == {
+    assert sorted((text, domain) for _, text, domain in documents) == sorted(
         (text, 'even' if number % 2 == 0 else 'odd') for number, text in enumerate(TEXTS)
-    }
+    )
     assert len({name for name, *_ in documents}) == len(TEXTS)
-    assert sum(size for *_, size in documents) == open_source(f'tfds:{dataset_folder}:train').size > 0
 
 
 @pytest.mark.slow
 def test_tfds_splits_and_slices_are_read(dataset_folder):
-    texts = [document.text for document in open_source(f'tfds:{dataset_folder}').read_documents()]
-    assert [
-        document.text for document in open_source(f'tfds:{dataset_folder}:train[:50%]').read_documents()
-    ] == texts[:25]
-    assert [
-        document.text for document in open_source(f'tfds:{dataset_folder}:train[10:20]').read_documents()
-    ] == texts[10:20]
-    assert sorted(
-        document.text for document in open_source(f'tfds:{dataset_folder}:test').read_documents()
-    ) == sorted(TEXTS[40:])
+    def read_texts(suffix):
+        return [document.text for document in open_source(f'tfds:{dataset_folder}{suffix}').read_documents()]
+
+    texts = read_texts('')
+    assert read_texts(':train[:50%]') == texts[:25]
+    assert read_texts(':train[10:20]') == texts[10:20]
+    assert sorted(read_texts(':test')) == sorted(TEXTS[40:])
 
 
 @pytest.mark.slow
@@ -100,7 +95,7 @@ def test_tfds_file_format_that_needs_tensorflow_is_rejected(dataset_folder, tmp_
     shutil.copytree(dataset_folder, tmp_path / 'other')
     info = tmp_path / 'other' / 'dataset_info.json'
     info.write_text(info.read_text().replace('array_record', 'tfrecord'))
-    with pytest.raises(UserError, match=r'tfrecord.*TensorFlow.*tfds build'):
+    with pytest.raises(UserError, match='tfds build'):
         open_source(f'tfds:{tmp_path}/other')
 
 
@@ -112,21 +107,16 @@ def test_tfds_dataset_that_cannot_be_prepared_is_rejected_with_remedy(tmp_path, 
 
     monkeypatch.setattr(tfds.core.DatasetBuilder, 'download_and_prepare', raise_connection_error)
     monkeypatch.setattr(tfds.core.DatasetBuilder, 'is_prepared', lambda _: False)
-    with pytest.raises(UserError, match=r'ConnectionError: no route.*tfds build tiny_shakespeare'):
+    with pytest.raises(UserError, match='tfds build tiny_shakespeare'):
         open_source('tfds:tiny_shakespeare')
 
 
 @pytest.mark.parametrize(
-    ('suffix', 'message'),
-    [
-        (':valid', 'the split valid is unknown'),
-        ('#field=body', 'the field body is unknown (strings: '),
-        (':train[', 'contains no data set'),
-        (':train+train', 'twice'),
-    ],
+    ('suffix', 'word'),
+    [(':valid', 'valid'), ('#field=body', 'body'), (':train[', ':train['), (':train+train', 'train+train')],
 )
-def test_tfds_unknown_split_or_field_is_rejected_with_one_line(dataset_folder, suffix, message):
+def test_tfds_unknown_split_or_field_is_rejected_with_one_line(dataset_folder, suffix, word):
     with pytest.raises(UserError) as error:
         list(open_source(f'tfds:{dataset_folder}{suffix}').read_documents())
     assert '\n' not in str(error.value)
-    assert message in str(error.value)
+    assert word in str(error.value)

@@ -15,7 +15,7 @@ import numpy as np
 from sinklab.analysis.model_protocol import MeasurableModel, ProgressFn, ignore_progress
 from sinklab.analysis.run_model import RunModel
 from sinklab.configs.open_models import PUBLISHED_SINK_RATES
-from sinklab.data.documents import Document, require_intact
+from sinklab.data.documents import Document
 from sinklab.data.run_data import load_run_data
 from sinklab.data.sources import open_source
 from sinklab.environment import get_package_versions
@@ -134,11 +134,7 @@ def get_domain(document: Document) -> str:
 
 
 def read_documents(source_name: str) -> Iterator[Document]:
-    return (
-        document
-        for document in map(require_intact, open_source(source_name).read_documents())
-        if not document.is_blank
-    )
+    return (document for document in open_source(source_name).read_documents() if not document.is_blank)
 
 
 class SourceTexts:

@@ -20,10 +20,9 @@ from sinklab.analysis.edits import TARGETS, Edit, EditArrays, add_edits_to_diges
 from sinklab.analysis.model_protocol import ExtractFn, ProgressFn, check_length, ignore_progress, run_in_batches
 from sinklab.checkpoint import checkpointer, digests
 from sinklab.config.spec import ModelConfig, Spec
-from sinklab.data.prepare import find_tokenizer_file, open_corpus
-from sinklab.data.run_data import PREPENDED_IDS
+from sinklab.data.batches import add_training_tokens, set_fixed_token
+from sinklab.data.run_data import PREPENDED_IDS, find_tokenizer_file, open_corpus
 from sinklab.data.tokenizer import Tokenizer, compute_tokenizer_digest, encode_long_text, load_tokenizer
-from sinklab.data.windows import add_training_tokens, set_fixed_token
 from sinklab.errors import UserError
 from sinklab.loss_mask import is_in_loss, strip_loss_mask
 from sinklab.metrics.metric import Arrays, MetricSetting, extract_arrays, make_setting

@@ -235,7 +235,7 @@ class BackendChoice:
         if not self.failed_backends:
             return None
         reasons = '; '.join(f'{name}: {self.rejection_reasons[name]}' for name in self.failed_backends)
-        return f'attention was computed by the fallback {self.backend} ({reasons}); see sinklab doctor --kernels'
+        return f'attention was computed by the fallback {self.backend} ({reasons})'
 
 
 def select_backend(requested: str, platform: str, *problems: AttentionProblem, verify: bool = True) -> BackendChoice:

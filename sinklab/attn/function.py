@@ -142,8 +142,7 @@ def attention(
         implementation: `dense` builds the matrix A; `chunked` builds the rows of 128 queries at a time, so that
             memory grows with T and not with its square; `tpu`, `gpu` and `cudnn` are kernels. `auto` is `dense` if
             `bias`, `mask` or `return_weights` need the matrix, and `chunked` otherwise. A kernel that cannot compute
-            the call raises UserError. Kernels are not verified on your device here: `sinklab doctor --kernels` does
-            that.
+            the call raises UserError. Kernels are not verified on your device here.
 
     Returns:
         The output, of shape BTNV (or TNV), in the dtype of the values. With `return_weights` a pair of the output

@@ -57,8 +57,8 @@ class RunCheckpoint:
 
     def encode_text(self, text: str, bare: bool, tokenizer: 'Tokenizer') -> 'np.ndarray':
         """Encode a text; unless `bare`, add what training puts before texts, as complements of ids (negative)."""
+        from sinklab.data.batches import add_training_tokens
         from sinklab.data.tokenizer import encode_long_text
-        from sinklab.data.windows import add_training_tokens
 
         ids_T = encode_long_text(tokenizer, text)
         return ids_T if bare else add_training_tokens(ids_T, self.spec.data)

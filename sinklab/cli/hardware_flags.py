@@ -111,8 +111,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=get_args(BackendName),
         default='auto',
         metavar='BACKEND',
-        help='implementation of attention: auto, dense, chunked, tpu, gpu or cudnn (default: auto); sinklab doctor '
-        '--kernels shows which work here',
+        help='implementation of attention: auto, dense, chunked, tpu, gpu or cudnn (default: auto)',
     )
 
 

@@ -19,7 +19,7 @@ from sinklab.errors import UserError
 COMMANDS = {
     'prepare': 'Prepare a token store from documents, which any number of runs can read.',
     'train': 'Train a language model, and measure its attention sinks during training.',
-    'compile': 'Compile a run for TPUs or GPUs that this machine lacks, and estimate the memory that it needs.',
+    'compile': 'Compile a run for TPUs or GPUs that this machine lacks, and print the memory that it needs.',
     'rows': 'List the rows of config files: what each changes, and its published numbers with their source.',
     'sweep': 'Train the rows of a table, each with each seed, and compare them with published numbers.',
     'claims': 'Test claims of the paper by training runs, and give a verdict on each.',
@@ -32,7 +32,7 @@ COMMANDS = {
     '(StreamingLLM, Table 3).',
     'sample': 'Generate text with a run or an open model, from a prompt, with a KV cache of x first and y recent '
     'tokens.',
-    'doctor': 'Show the versions, devices and missing extras of this installation, and check attention kernels.',
+    'doctor': 'Show the versions, devices and missing extras of this installation.',
 }
 EPILOG = """example:
   sinklab rows --config=configs/quickstart.py

@@ -14,7 +14,7 @@ SOURCE is one of
 example:
   sinklab prepare --source='text:pile/*.jsonl.zst#domain=meta.pile_set_name' --tokenizer=neox/tokenizer.json \\
     --held_out=0.001 --out=stores/pile
-  sinklab prepare --check stores/pile --batch_size=512 --hosts=64
+  sinklab prepare --check stores/pile --length=2048 --batch_size=512
   sinklab train --config=configs/default.py --config.data.source=store:stores/pile --config.data.held_out=0.001 \\
     --workdir=runs/pile
 """
@@ -22,7 +22,6 @@ example:
 import argparse
 import json
 import shlex
-import sys
 from typing import Any
 
 from sinklab.config.spec import DataConfig, ModelConfig, OptimizerConfig, PositiveInt, Spec, get_field_types
@@ -32,27 +31,22 @@ from sinklab.errors import UserError
 from sinklab.storage.paths import parse_path
 
 STORE_FIELDS = 'tokenizer', 'held_out', 'bos', 'end_token', 'fixed_token'  # fields of config.data that a store has
-CHECK_OPTIONS = 'length', 'batch_size', 'hosts'  # with --check only
-BUILD_OPTIONS = ('source', 'out', *STORE_FIELDS[1:], 'lenient', 'shard_tokens')  # without --check only
+CHECK_OPTIONS = 'length', 'batch_size'  # with --check only
+BUILD_OPTIONS = ('source', 'out', *STORE_FIELDS, 'vocabulary', 'lenient', 'shard_tokens')  # without --check only
 # {option: (type, metavar, help)}, of options with a value.
 OPTIONS = {
     'source': (str, 'SOURCE', 'documents, in one of the forms above'),
     'out': (str, 'DIR', 'local folder of the store: new, or one to resume, such as stores/pile'),
     'check': (str, 'DIR', 'verify an existing store, and print its contents'),
     'tokenizer': (str, 'FILE', 'tokenizer.json; or train: train one on a sample (default: train)'),
-    'vocabulary': (int, 'N', 'size of a tokenizer that is trained; with --check: the largest size allowed'),
+    'vocabulary': (int, 'N', 'size of a tokenizer that is trained'),
     'held_out': (float, 'SHARE', 'share of documents for validation and probes (default: 0.15)'),
     'bos': (str, 'WHERE', 'documents: begin each document with BOS; none: do not (default: none)'),
     'end_token': (int, 'ID', 'token that ends a document (default: 0, as in GPT-NeoX)'),
     'fixed_token': (int, 'ID', 'token for BOS and for fixed positions (default: 1)'),
     'shard_tokens': (int, 'N', 'approximate tokens of a shard (default: 16777216)'),
     'length': (int, 'T', 'with --check: tokens of a window (default: of the largest size that fits)'),
-    'batch_size': (
-        int,
-        'B',
-        'with --check: windows of a step over all hosts (default: of the largest size that fits)',
-    ),
-    'hosts': (int, 'N', 'with --check: hosts that share a batch (default: 1)'),
+    'batch_size': (int, 'B', 'with --check: windows of a step (default: of the largest size that fits)'),
 }
 SMALLEST_SIZE = 'smoke'
 MAX_VOCABULARY_RATIO = 4  # a vocabulary below a fourth of that of a size belongs to a smaller model
@@ -72,62 +66,64 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, extra_args: list[str]) -> int:
-    is_check = args.check is not None
+    from sinklab.data.store import Store
+
     if extra_args:
         raise UserError(f'{extra_args[0]} is unknown (a pattern must be quoted); see sinklab prepare --help')
-    if not is_check and not (args.source and args.out):
-        raise UserError('give --source and --out to prepare a store, or --check to verify one')
+    is_check = args.check is not None
     for name in BUILD_OPTIONS if is_check else CHECK_OPTIONS:
         if getattr(args, name) is not None:
             raise UserError(f'--{name} has no effect {"with" if is_check else "without"} --check; remove it')
-    trains_tokenizer = not is_check and args.tokenizer in (None, 'train')
-    if args.vocabulary is not None and not is_check and not trains_tokenizer:
-        raise UserError(f'--vocabulary={args.vocabulary} applies only to a tokenizer that is trained here; remove it')
     fields = parse_settings(args)
-    if trains_tokenizer and not MIN_TRAINED_VOCABULARY <= fields['vocabulary'] <= MAX_TRAINED_VOCABULARY:
-        raise UserError(
-            f'--vocabulary={fields["vocabulary"]}: a tokenizer trained here has {MIN_TRAINED_VOCABULARY} to '
-            f'{MAX_TRAINED_VOCABULARY} ids'
+    if is_check:
+        store = Store(args.check, verify=True)
+        size = choose_size(store) or SMALLEST_SIZE
+        print_store(args, store, size, fields['length'], fields['batch_size'])
+        return 0
+    if not (args.source and args.out):
+        raise UserError('give --source and --out to prepare a store, or --check to verify one')
+    build_store(args, fields)
+    store = Store(args.out)
+    fitting_size = choose_size(store)
+    size = fitting_size or SMALLEST_SIZE
+    print_store(args, store, size)
+    if not args.json and fitting_size:
+        print(f'train on it with: {format_train_command(args.out, fields, store, size)}')
+    elif not args.json:
+        spec = load_size(size)
+        print(
+            f'no size fits: --size={size} needs {spec.optimizer.batch_size} windows for training and '
+            f'{spec.valid.windows} held out; give more documents'
         )
-    return check_store(args, fields) if is_check else build_store(args, fields)
+    return 0
 
 
 def parse_settings(args: argparse.Namespace) -> dict[str, Any]:
     """Return the given options, checked as config fields of the same name, and defaults for the others."""
     defaults = dict.fromkeys(OPTIONS) | {name: getattr(Spec().data, name) for name in STORE_FIELDS}
-    defaults |= dict(vocabulary=Spec().model.vocabulary, hosts=1, shard_tokens=1 << 24)
+    defaults |= dict(vocabulary=Spec().model.vocabulary, shard_tokens=1 << 24, lenient=bool(args.lenient))
     types = get_field_types(ModelConfig) | get_field_types(OptimizerConfig) | get_field_types(DataConfig)
-    types |= dict(out=str, check=str) | dict.fromkeys(('hosts', 'shard_tokens'), PositiveInt)
+    types |= dict(out=str, check=str, shard_tokens=PositiveInt)
     given = {name: value for name, value in vars(args).items() if name in OPTIONS and value is not None}
     return defaults | {name: parse_value(f'--{name}', value, types[name]) for name, value in given.items()}
 
 
-def build_store(args: argparse.Namespace, fields: dict[str, Any]) -> int:
-    from sinklab.data.prepare import ProgressPrinter, Recipe, prepare_store
-    from sinklab.data.store import Store
+def build_store(args: argparse.Namespace, fields: dict[str, Any]) -> None:
+    from sinklab.data.prepare import Recipe, prepare_store
 
-    recipe = Recipe(
-        source=fields['source'],
-        vocabulary=fields['vocabulary'] if fields['tokenizer'] == 'train' else None,
-        **{name: fields[name] for name in STORE_FIELDS},
-        lenient=bool(args.lenient),
-        shard_tokens=fields['shard_tokens'],
-    )
-    prepare_store(recipe, parse_path(args.out), ProgressPrinter())
-    store = Store(args.out)
-    fitting_size = choose_size(store)
-    size = fitting_size or SMALLEST_SIZE
-    size_spec = load_size(size)
-    fields |= dict(length=size_spec.data.length, batch_size=size_spec.optimizer.batch_size)
-    print_store(args, fields, store, issues=[], size_note=f'of --size={size}')
-    if not args.json and fitting_size:
-        print(f'train on it with: {format_train_command(args.out, fields, store, size, size_spec)}')
-    elif not args.json:
-        print(
-            f'no size fits: --size={size} needs {size_spec.optimizer.batch_size} windows for training and '
-            f'{size_spec.valid.windows} held out; give more documents'
+    vocabulary = fields['vocabulary']
+    if fields['tokenizer'] != 'train':
+        if args.vocabulary is not None:
+            raise UserError(f'--vocabulary={vocabulary} applies only to a tokenizer that is trained here; remove it')
+        vocabulary = None
+    elif not MIN_TRAINED_VOCABULARY <= vocabulary <= MAX_TRAINED_VOCABULARY:
+        raise UserError(
+            f'--vocabulary={vocabulary}: a tokenizer trained here has {MIN_TRAINED_VOCABULARY} to '
+            f'{MAX_TRAINED_VOCABULARY} ids'
         )
-    return 0
+    names = ('source', 'lenient', 'shard_tokens', *STORE_FIELDS)
+    recipe = Recipe(vocabulary=vocabulary, **{name: fields[name] for name in names})
+    prepare_store(recipe, parse_path(args.out))
 
 
 def choose_size(store: Any) -> str | None:
@@ -137,9 +133,9 @@ def choose_size(store: Any) -> str | None:
     tokenizer of 512 ids was not trained for a model that has 50,432.
     """
     specs = {size: load_size(size) for size in SIZES}
-    for size, size_spec in sorted(specs.items(), key=lambda item: item[1].data.length, reverse=True):
-        min_vocabulary = size_spec.model.vocabulary // MAX_VOCABULARY_RATIO
-        if has_enough_windows(store, size_spec) and store.meta['vocabulary'] >= min_vocabulary:
+    for size, spec in sorted(specs.items(), key=lambda item: item[1].data.length, reverse=True):
+        min_vocabulary = spec.model.vocabulary // MAX_VOCABULARY_RATIO
+        if has_enough_windows(store, spec) and store.meta['vocabulary'] >= min_vocabulary:
             return size
     return None
 
@@ -152,14 +148,15 @@ def load_size(size: str) -> Spec:
 
 
 def has_enough_windows(store: Any, spec: Spec) -> bool:
-    def count_windows(split: str) -> int:
-        return sum(len(store.get_tokens(split, name)) // (spec.data.length + 1) for name in store.domains)
+    num_train, num_held_out = (
+        sum(store.count_windows(split, spec.data.length).values()) for split in ('train', 'held_out')
+    )
+    return num_train >= spec.optimizer.batch_size and num_held_out >= spec.valid.windows
 
-    return count_windows('train') >= spec.optimizer.batch_size and count_windows('held_out') >= spec.valid.windows
 
-
-def format_train_command(store_path: str, fields: dict[str, Any], store: Any, size: str, spec: Spec) -> str:
+def format_train_command(store_path: str, fields: dict[str, Any], store: Any, size: str) -> str:
     """Format a command that trains on the store at a size."""
+    spec = load_size(size)
     changed_names = [name for name in STORE_FIELDS[1:] if fields[name] != getattr(spec.data, name)]
     overrides = [f'--config.data.{name}={fields[name]}' for name in changed_names]
     if spec.model.vocabulary != store.meta['vocabulary'] and (size != 'paper' or fields['tokenizer'] == 'train'):
@@ -168,68 +165,33 @@ def format_train_command(store_path: str, fields: dict[str, Any], store: Any, si
     return shlex.join([*argv, f'--config.data.source=store:{store_path}', *overrides, '--workdir=runs/new'])
 
 
-def check_store(args: argparse.Namespace, fields: dict[str, Any]) -> int:
-    from sinklab.data.store import Store, find_problems, summarize_store
-    from sinklab.data.tokenizer import compute_tokenizer_digest
-
-    store = Store(args.check)
-    issues = list(find_problems(store, args.vocabulary or store.meta['vocabulary']))
-    if fields['tokenizer'] != 'train' and compute_tokenizer_digest(args.tokenizer) != store.meta['tokenizer']:
-        issues.append(f'it was prepared with another tokenizer than {args.tokenizer}')
-    size = choose_size(store) or SMALLEST_SIZE
-    size_spec, size_note = load_size(size), '' if args.length else f'of --size={size}; --length=N sets another length'
-    length = fields['length'] = fields['length'] or size_spec.data.length
-    batch_size = fields['batch_size'] = fields['batch_size'] or size_spec.optimizer.batch_size
-    windows = summarize_store(store, length, batch_size, fields['hosts'])['windows']
-    issues += [
-        f'its {side} side has no window of {length} + 1 tokens' for side in windows if not any(windows[side].values())
-    ]
-    if batch_size % fields['hosts']:
-        issues.append(
-            f'a batch of {batch_size} windows cannot be divided over {fields["hosts"]} hosts; use a multiple'
-        )
-    print_store(args, fields, store, issues, size_note)
-    for issue in issues:
-        print(f'sinklab prepare: {store}: {issue}', file=sys.stderr)
-    return 1 if issues else 0
-
-
 def print_store(
-    args: argparse.Namespace, fields: dict[str, Any], store: Any, issues: list[str], size_note: str
+    args: argparse.Namespace, store: Any, size: str, length: int | None = None, batch_size: int | None = None
 ) -> None:
+    """Print what a store contains; windows and batches are those of a size, or of `length` and `batch_size`."""
     from sinklab.cli import terminal
-    from sinklab.data.store import decode_samples, summarize_store
 
-    summary = summarize_store(store, fields['length'], fields['batch_size'], fields['hosts'])
+    length, batch_size = length or load_size(size).data.length, batch_size or load_size(size).optimizer.batch_size
+    windows = {split: store.count_windows(split, length) for split in ('train', 'held_out')}
+    num_batches = sum(windows['train'].values()) // batch_size
     if args.json:
-        print(json.dumps(summary | dict(problems=issues), indent=2))
+        summary = {name: value for name, value in store.meta.items() if name != 'shards'}
+        summary |= dict(length=length, windows=windows, batch_size=batch_size, batches=num_batches)
+        print(json.dumps(summary, indent=2))
         return
     headings, rows = ('domain', 'side', 'documents', 'tokens', 'MB of text', 'bytes per token', 'windows'), []
-    for domain in summary['domains']:
-        for side, windows in summary['windows'].items():
-            counts = domain[side]
+    for domain in store.meta['domains']:
+        for split, split_windows in windows.items():
+            counts = domain[split]
             cells = [f'{counts["documents"]:,}', f'{counts["tokens"]:,}', f'{counts["bytes"] / 1e6:,.3f}']
             cells.append(f'{counts["bytes"] / max(1, counts["tokens"]):.2f}')
-            rows.append([domain['name'] or '-', side, *cells, f'{windows[domain["name"]]:,}'])
+            rows.append([domain['name'] or '-', split, *cells, f'{split_windows[domain["name"]]:,}'])
     console = terminal.make_console(width=120)
     terminal.print_table(console, headings, rows, left_columns=['side'])
-    dropped = ', '.join(f'{count:,} {reason}' for reason, count in summary['dropped'].items()) or 'nothing'
-    note = f' ({size_note})' if size_note else ''
-    lines = [
-        f'{store}: digest {summary["digest"]}, {summary["shards"]} shards, dropped: {dropped}',
-        f'windows of {summary["length"]} + 1 tokens{note}; {format_batches(summary)}',
-        *decode_samples(store, 2),
-    ]
-    for line in lines:
+    dropped = ', '.join(f'{count:,} {reason}' for reason, count in store.meta['dropped'].items()) or 'nothing'
+    for line in (
+        f'{store}: digest {store.digest}, {len(store.shards)} shards, dropped: {dropped}',
+        f'windows of {length} + 1 tokens; batches of {batch_size}: {num_batches:,} per epoch',
+        *store.decode_beginnings(2),
+    ):
         console.print(line, soft_wrap=True)
-
-
-def format_batches(summary: dict) -> str:
-    """Format the number of batches in an epoch, and how many windows each host reads."""
-    text = f'batches of {summary["batch_size"]}: {summary["batches"]:,} per epoch'
-    if not summary['batches']:
-        num_windows = sum(summary['windows']['train'].values())
-        text += f' (training windows: {num_windows:,}, fewer than a batch; use a smaller batch)'
-    if summary['rows_per_host']:
-        text += f', {summary["rows_per_host"]} windows of each batch per host, with {summary["hosts"]} hosts'
-    return text

@@ -63,35 +63,15 @@ def fit_chain(texts: list[str], vocabulary: int, triggers: int) -> MarkovChain:
     return MarkovChain(unigram_V, bigram_VV, triggers)
 
 
-def sample_sequences(
-    chain: MarkovChain, count: int, length: int, rng: np.random.Generator, rows: range | None = None
-) -> np.ndarray:
-    """Sample a batch of sequences from a Markov chain, or some consecutive rows of the batch.
-
-    A row has the same tokens whether it is sampled alone or with the whole batch.
-
-    Args:
-        chain: The Markov chain.
-        count: Number of sequences of the whole batch. The tokens of each row depend on it.
-        length: Tokens per sequence.
-        rng: A generator over PCG64, which can skip the random numbers of the other rows.
-        rows: Consecutive rows of the batch to sample; None for all rows.
-
-    Returns:
-        int32 token ids of shape (rows, length).
-    """
-    rows = range(count) if rows is None else rows
-    rows_before, rows_after, num_rows = rows.start, count - rows.stop, len(rows)
-    skip = rng.bit_generator.advance if rows_before or rows_after else lambda numbers: None
+def sample_sequences(chain: MarkovChain, count: int, length: int, rng: np.random.Generator) -> np.ndarray:
+    """Sample int32 sequences of shape (count, length) from a Markov chain."""
     cumulative_VV = chain.bigram_VV.cumsum(1)
     non_trigger_V = np.where(np.arange(chain.begin_token) < chain.triggers, 0, chain.unigram_V)
-    ids_BT = np.empty((num_rows, length), np.int32)
+    ids_BT = np.empty((count, length), np.int32)
     ids_BT[:, 0] = chain.begin_token
-    skip(rows_before)  # rng.choice consumes one random number per row, as every later column does
-    ids_BT[:, 1] = rng.choice(chain.begin_token, num_rows, p=non_trigger_V / non_trigger_V.sum())
+    ids_BT[:, 1] = rng.choice(chain.begin_token, count, p=non_trigger_V / non_trigger_V.sum())
     for t in range(2, length):
         last_B = ids_BT[:, t - 1]
-        skip(rows_after + rows_before)
-        drawn_B = (cumulative_VV[last_B] < rng.random((num_rows, 1))).sum(1).clip(max=chain.begin_token - 1)
+        drawn_B = (cumulative_VV[last_B] < rng.random((count, 1))).sum(1).clip(max=chain.begin_token - 1)
         ids_BT[:, t] = np.where(last_B < chain.triggers, ids_BT[:, t - 2], drawn_B)
     return ids_BT

@@ -1,10 +1,17 @@
-"""Documents, and data sources that yield documents one at a time."""
+"""Documents, data sources that yield them one at a time, and the conversion of records to documents."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
+import importlib
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from types import ModuleType
 from typing import Any
 
-from sinklab.errors import UserError
+from sinklab.errors import UserError, format_extra_command, shorten_text
+
+ROLES = ('system', 'user', 'assistant')
+TextParts = tuple[tuple[str, bool], ...]
+ContentReader = Callable[[dict[str, Any], str], TextParts]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -15,13 +22,11 @@ class Document:
         name: Unique within the source, and independent of where the source is stored.
         parts: Pairs (text, whether the text is in the loss).
         domain: Domain name; '' if the source names none.
-        size: Bytes of the source that the document accounts for, used for progress.
     """
 
     name: str
-    parts: tuple[tuple[str, bool], ...]
-    domain: str
-    size: int
+    parts: TextParts
+    domain: str = ''
 
     @property
     def text(self) -> str:
@@ -32,39 +37,37 @@ class Document:
         return all(not text or text.isspace() for text, _ in self.parts)
 
 
-@dataclasses.dataclass(frozen=True)
-class DamagedDocument:
-    """A document that cannot be read.
+OnDamaged = Callable[[str], None]
 
-    Attributes:
-        location: Where the document is, such as 'pile/03.jsonl.zst, line 17'.
-        reason: Why it cannot be read, such as 'is not UTF-8 (byte 3)'.
-        size: Bytes of the source that the document accounts for, used for progress.
-    """
 
-    location: str
-    reason: str
-    size: int
+def refuse_damaged(problem: str) -> None:
+    """Raise UserError for a document that cannot be read, such as 'pile/03.jsonl, line 17 is not UTF-8 (byte 3)'."""
+    raise UserError(f'{problem}; repair it, remove it, or drop it with prepare --lenient')
+
+
+def ignore_damaged(problem: str) -> None:
+    """Leave a document out that cannot be read."""
 
 
 @dataclasses.dataclass(frozen=True)
 class SourcePiece:
-    """A part of a source that can be read independently: a file, or a range of examples of a data set.
+    """A part of a source: a file, or a range of examples of a data set.
 
     Attributes:
         name: Unique within the source.
         size: Bytes on disk.
-        read: Function without arguments that yields the documents one at a time.
+        read: Function that yields the documents one at a time. Its argument is called for each document that cannot
+            be read, with a description; it raises, or the document is left out.
     """
 
     name: str
     size: int
-    read: Callable[[], Iterator[Document | DamagedDocument]]
+    read: Callable[[OnDamaged], Iterator[Document]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Source:
-    """A data source: documents in pieces that can be read in parallel.
+    """A data source: documents in pieces.
 
     Attributes:
         pieces: Pieces in a fixed order, which is the order of the documents.
@@ -84,15 +87,122 @@ class Source:
     def size(self) -> int:
         return sum(piece.size for piece in self.pieces)
 
-    def read_documents(self) -> Iterator[Document | DamagedDocument]:
+    def read_documents(self, on_damaged: OnDamaged = refuse_damaged) -> Iterator[Document]:
         for piece in self.pieces:
-            yield from piece.read()
+            yield from piece.read(on_damaged)
 
 
-def require_intact(document: Document | DamagedDocument) -> Document:
-    """Return the document, or raise UserError if it is damaged."""
-    if isinstance(document, DamagedDocument):
+class RecordError(ValueError):
+    """One record that cannot be used; other records of the file are not affected."""
+
+
+@dataclasses.dataclass(frozen=True)
+class FieldNames:
+    """Paths of the fields that hold the content and the domain; '' if there is no domain field."""
+
+    content: str
+    domain: str
+
+
+def parse_field_options(source_name: str, argument: str, default_field: str) -> tuple[str, FieldNames]:
+    """Split a source argument such as 'GLOB#field=NAME,domain=NAME' into the part before `#` and the fields.
+
+    Raises:
+        UserError: An option is unknown or empty.
+    """
+    head, _, tail = argument.rpartition('#')
+    if not head or '=' not in tail:
+        return argument, FieldNames(default_field, '')
+    options = dict(pair.partition('=')[::2] for pair in tail.split(','))
+    for key, value in options.items():
+        if key not in ('field', 'domain') or not value:
+            raise UserError(f'{source_name} has the option {key}={value}; allowed after #: field=NAME,domain=NAME')
+    return head, FieldNames(options.get('field', default_field), options.get('domain', ''))
+
+
+def convert_records(
+    records: Iterable[tuple[str, str, Any]],
+    decode_record: Callable[[Any], dict[str, Any]],
+    fields: FieldNames,
+    read_content: ContentReader,
+    on_damaged: OnDamaged,
+) -> Iterator[Document]:
+    """Convert records (name, location, record) of a piece to documents."""
+    for name, location, record in records:
+        try:
+            values = decode_record(record)
+            parts = read_content(values, fields.content)
+            document = Document(name, parts, get_string(values, fields.domain) if fields.domain else '')
+        except RecordError as error:
+            on_damaged(f'{location} {error}')
+        else:
+            yield document
+
+
+def read_text(values: dict[str, Any], path: str) -> TextParts:
+    return ((get_string(values, path), True),)
+
+
+def read_conversation(values: dict[str, Any], path: str) -> TextParts:
+    r"""Format a conversation as text parts: `<|user|>\nWORDS\n<|assistant|>\nWORDS\n...`.
+
+    Only the words of the assistant are in the loss. Neighbouring parts with the same loss mask are joined.
+
+    Raises:
+        RecordError: The field is no list of messages, a role is unknown, or the assistant has no words.
+    """
+    messages = get_field(values, path)
+    if not isinstance(messages, list):
+        raise RecordError(f'has a "{path}" that is not a list of messages')
+    segments: list[tuple[str, bool]] = []
+    for message in messages:
+        role, words = get_string(message, 'role'), get_string(message, 'content')
+        if role not in ROLES:
+            raise RecordError(f'has a message with the role {role[:40]!r} (allowed: {", ".join(ROLES)})')
+        segments += [('\n' if segments else '', False), (f'<|{role}|>\n', False), (words, role == 'assistant')]
+    runs = itertools.groupby(filter(lambda part: part[0], segments), key=lambda part: part[1])
+    parts = tuple((''.join(text for text, _ in run), predicted) for predicted, run in runs)
+    if not any(predicted for _, predicted in parts):
+        raise RecordError('has no message of an assistant')
+    return parts
+
+
+def get_field(values: Any, path: str) -> Any:
+    for name in path.split('.'):
+        if not isinstance(values, dict) or name not in values:
+            available = shorten_text(', '.join(values)) if isinstance(values, dict) else 'none'
+            raise RecordError(
+                f'has no field "{path}" (fields: {available}; name one with #field=NAME after the source)'
+            )
+        values = values[name]
+    return values
+
+
+def get_string(values: Any, path: str) -> str:
+    value = get_field(values, path)
+    text = decode_utf8(value.decode) if isinstance(value, bytes) else value
+    if not isinstance(text, str):
+        raise RecordError(f'has a "{path}" that is not text')
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise RecordError(f'has an incomplete character in "{path}" (a lone surrogate)') from error
+    return text
+
+
+def decode_utf8(decode: Callable[[], Any]) -> Any:
+    """Call a decoder and raise RecordError if it meets invalid UTF-8."""
+    try:
+        return decode()
+    except UnicodeDecodeError as error:
+        raise RecordError(f'is not UTF-8 (byte {error.start})') from error
+
+
+def import_library(name: str, needed_by: object) -> ModuleType:
+    """Import a library of the extra `data`; raise UserError if it is not installed."""
+    try:
+        return importlib.import_module(name)
+    except ImportError as error:
         raise UserError(
-            f'{document.location} {document.reason}; repair it, remove it, or drop it with prepare --lenient'
-        )
-    return document
+            f'{needed_by} needs {name.partition(".")[0]}; install it: {format_extra_command("data")}'
+        ) from error

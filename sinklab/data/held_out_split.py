@@ -6,7 +6,7 @@ import itertools
 import re
 from collections.abc import Iterator
 
-from sinklab.data.documents import DamagedDocument, Document, Source, SourcePiece, require_intact
+from sinklab.data.documents import Document, OnDamaged, Source, SourcePiece, ignore_damaged, refuse_damaged
 from sinklab.errors import UserError
 
 SAMPLE_CHARS = 1 << 26  # characters of the sample that the tokenizer is trained on
@@ -14,7 +14,9 @@ SAMPLE_CHARS = 1 << 26  # characters of the sample that the tokenizer is trained
 WORD_BORDER, MAX_BORDER_CHARS = re.compile(r'(?<=\S)\s+(?=\S)'), 1000
 
 
-def survey_corpus(source: Source, held_out: float, lenient: bool, with_texts: bool) -> tuple[int, list[str]]:
+def survey_corpus(
+    source: Source, held_out: float, with_texts: bool, on_damaged: OnDamaged = refuse_damaged
+) -> tuple[int, list[str]]:
     """Choose the held-out documents of a corpus, and sample the training texts for the tokenizer.
 
     A corpus that fits the sample is split exactly. For a larger corpus the limit is the fraction `held_out` of the
@@ -23,23 +25,22 @@ def survey_corpus(source: Source, held_out: float, lenient: bool, with_texts: bo
     Args:
         source: The data source.
         held_out: Fraction of the documents to hold out.
-        lenient: Skip damaged documents instead of raising.
         with_texts: Also sample texts.
+        on_damaged: Called for each damaged document.
 
     Returns:
         (limit, texts): documents whose key is below the limit are held out.
 
     Raises:
-        UserError: A document is damaged and `lenient` is False, or a corpus that fits the sample has fewer than two
-            documents.
+        UserError: A corpus that fits the sample has fewer than two documents.
     """
     if source.limit is None and (with_texts or source.size <= SAMPLE_CHARS):
-        documents, is_complete = take_documents(source.read_documents(), SAMPLE_CHARS, lenient)
+        documents, is_complete = take_documents(source.read_documents(on_damaged), SAMPLE_CHARS)
         if is_complete:
             limit = compute_key_threshold([hash_document_name(document.name) for document in documents], held_out)
             return limit, [document.text for document in documents if hash_document_name(document.name) >= limit]
     limit = int(held_out * 2**64) if source.limit is None else source.limit
-    return limit, sample_pieces(source, limit, lenient) if with_texts else []
+    return limit, sample_pieces(source, limit, on_damaged) if with_texts else []
 
 
 def split_single_text(source: Source, held_out: float) -> Source:
@@ -47,25 +48,18 @@ def split_single_text(source: Source, held_out: float) -> Source:
 
     The source is returned unchanged if it has more documents, has a loss mask, or has a text that is too short.
     """
-    text_documents = (
-        document for document in source.read_documents() if isinstance(document, Document) and not document.is_blank
-    )
-    first_two = list(itertools.islice(text_documents, 2))
+    documents = source.read_documents(ignore_damaged)
+    first_two = list(itertools.islice((document for document in documents if not document.is_blank), 2))
     split_pair = split_document(first_two[0], held_out) if len(first_two) == 1 and not source.masked else None
     if split_pair is None:
         return source
 
-    def read() -> Iterator[Document | DamagedDocument]:
-        for item in source.read_documents():
-            yield from (
-                (item,) if isinstance(item, DamagedDocument) or item.is_blank else split_document(item, held_out)
-            )
+    def read(on_damaged: OnDamaged) -> Iterator[Document]:
+        for document in source.read_documents(on_damaged):
+            yield from (document,) if document.is_blank else split_document(document, held_out)
 
-    return dataclasses.replace(
-        source,
-        pieces=(SourcePiece(first_two[0].name, source.size, read),),
-        limit=hash_document_name(split_pair[0].name),
-    )
+    piece = SourcePiece(first_two[0].name, source.size, read)
+    return dataclasses.replace(source, pieces=(piece,), limit=hash_document_name(split_pair[0].name))
 
 
 def split_document(document: Document, held_out: float) -> tuple[Document, Document] | None:
@@ -83,19 +77,18 @@ def split_document(document: Document, held_out: float) -> tuple[Document, Docum
     end = int((held_out if is_first_held_out else 1 - held_out) * len(text))
     if border := WORD_BORDER.search(text, end, end + MAX_BORDER_CHARS):
         end = border.start()
-    size = document.size * end // len(text)
-    head = Document(names[0], ((text[:end], True),), document.domain, size)
-    tail = Document(names[1], ((text[end:], True),), document.domain, document.size - size)
+    head = Document(names[0], ((text[:end], True),), document.domain)
+    tail = Document(names[1], ((text[end:], True),), document.domain)
     if head.is_blank or tail.is_blank:
         return None
     return (tail, head) if is_first_held_out else (head, tail)
 
 
-def sample_pieces(source: Source, limit: int, lenient: bool) -> list[str]:
+def sample_pieces(source: Source, limit: int, on_damaged: OnDamaged) -> list[str]:
     """Sample training texts of a large corpus: the first documents of the pieces, in order of their keys."""
     chars_per_piece, num_chars, texts = max(SAMPLE_CHARS // len(source.pieces), SAMPLE_CHARS >> 10), 0, []
     for piece in sorted(source.pieces, key=lambda piece: hash_document_name(piece.name)):
-        documents, _ = take_documents(piece.read(), chars_per_piece, lenient)
+        documents, _ = take_documents(piece.read(on_damaged), chars_per_piece)
         texts += [
             document.text[:chars_per_piece] for document in documents if hash_document_name(document.name) >= limit
         ]
@@ -105,18 +98,14 @@ def sample_pieces(source: Source, limit: int, lenient: bool) -> list[str]:
     return texts
 
 
-def take_documents(
-    documents: Iterator[Document | DamagedDocument], size: int, lenient: bool
-) -> tuple[list[Document], bool]:
+def take_documents(documents: Iterator[Document], size: int) -> tuple[list[Document], bool]:
     """Return the first documents that are not blank, up to `size` characters, and whether they are all.
 
     The document that exceeds `size` is included.
     """
     first_documents, num_chars = [], 0
     for document in documents:
-        if isinstance(document, DamagedDocument) and lenient:
-            continue
-        if not require_intact(document).is_blank:
+        if not document.is_blank:
             first_documents.append(document)
             num_chars += len(document.text)
         if num_chars > size:

@@ -1,55 +1,38 @@
-"""Training batches as a pure function of (seed, step), and the data that a run reads."""
+"""The data that a run reads: its token store, training batches, held-out windows and probe sequences."""
 
 import dataclasses
-import hashlib
 import math
-from collections.abc import Iterable, Mapping
-from typing import Protocol
+from collections.abc import Mapping
+from pathlib import Path
 
 import numpy as np
 
-from sinklab.config.spec import DataConfig, Spec
-from sinklab.data import bigram_backcopy, windows
-from sinklab.data.prepare import open_corpus
-from sinklab.data.sources import read_texts
-from sinklab.data.windows import ShuffledBatches, Windows, set_fixed_token
-from sinklab.errors import UserError
-
-
-class Batches(Protocol):
-    """Training batches of int32 token ids of shape (B, T + 1), by step from 0 without an upper bound."""
-
-    def read_rows(self, step: int, rows: Iterable[int]) -> np.ndarray:
-        """Return some rows of the batch of a step, int32 of shape (rows, T + 1)."""
-
-    def compute_digest(self, step: int) -> str:
-        """Return a digest of a batch, which processes compare to check that they read the same batch."""
-
-    def compute_order_digest(self) -> str:
-        """Return a digest of the order of the data; it is computed at each start, and must be cheap."""
-
-    def count_epochs(self, step: int) -> dict[str, float]:
-        """Count the epochs that are read before a step, by name in metrics.jsonl; {} for generated data."""
-
-
-class SyntheticBatches:
-    """Batches sampled from the Markov chain of the Bigram-Backcopy task."""
-
-    def __init__(self, chain: bigram_backcopy.MarkovChain, seed: int, batch_size: int, length: int):
-        self.chain, self.seed, self.shape = chain, seed, (batch_size, length)
-
-    def read_rows(self, step: int, rows: range) -> np.ndarray:
-        rng = np.random.default_rng([self.seed, TRAINING_STREAM, step])
-        return bigram_backcopy.sample_sequences(self.chain, *self.shape, rng, rows)
-
-    def compute_digest(self, step: int) -> str:
-        return hashlib.sha256(self.read_rows(step, range(self.shape[0])).tobytes()).hexdigest()[:16]
-
-    def compute_order_digest(self) -> str:
-        return self.compute_digest(0)
-
-    def count_epochs(self, step: int) -> dict[str, float]:
-        return {}
+from sinklab.config.spec import DataConfig, ProbeConfig, Spec
+from sinklab.data.batches import (
+    PROBE_STREAM,
+    VALIDATION_STREAM,
+    Batches,
+    Windows,
+    make_shuffled_batches,
+    make_synthetic_batches,
+    set_fixed_token,
+)
+from sinklab.data.bigram_backcopy import fit_chain, sample_sequences
+from sinklab.data.prepare import (
+    PROBE_LENGTH,
+    PROBE_SEQUENCES,
+    SHARED_SETTINGS,
+    Recipe,
+    digest_json,
+    prepare_store,
+    print_status,
+)
+from sinklab.data.sources import SOURCES, open_source, read_texts
+from sinklab.data.store import FORMAT_VERSION, META_FILE, TOKENIZER_FILE, Store
+from sinklab.data.tokenizer import compute_tokenizer_digest, read_tokenizer_json
+from sinklab.errors import UserError, format_unknown_name
+from sinklab.storage.cache_dir import get_cache_dir
+from sinklab.storage.paths import parse_path
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,10 +53,7 @@ class RunData:
 
     def find_valid_triggers(self) -> np.ndarray | None:
         """Return the mask of trigger tokens in the inputs of the held-out windows, or None without triggers."""
-        return None if self.triggers is None else self.is_trigger(self.valid_NT[:, :-1])
-
-
-TRAINING_STREAM, VALIDATION_STREAM, PROBE_STREAM = range(3)  # seeds of independent random streams
+        return self.is_trigger(self.valid_NT[:, :-1])
 
 
 def load_run_data(spec: Spec) -> RunData:
@@ -87,7 +67,7 @@ def load_run_data(spec: Spec) -> RunData:
 
 def make_fingerprint(spec: Spec, batches: Batches, **digests: str) -> dict[str, str | int]:
     settings = dict(seed=spec.data.seed, batch_size=spec.optimizer.batch_size, length=spec.data.length)
-    return dict(**digests, **settings, order=batches.compute_order_digest())
+    return dict(**digests, **settings, order=batches.order_digest)
 
 
 def load_text_data(spec: Spec) -> RunData:
@@ -115,10 +95,10 @@ def load_text_data(spec: Spec) -> RunData:
 
     held_out = make_windows('held_out', valid_parts, 1.0, data.fixed_held_out)
     check_enough_windows(spec, held_out, valid_weights)
-    probe_PT = windows.PROBE_INPUTS[spec.probe.inputs](store, spec.probe, PREPENDED_IDS[spec.probe.prepend](data))
+    probe_PT = PROBE_INPUTS[spec.probe.inputs](store, spec.probe, PREPENDED_IDS[spec.probe.prepend](data))
     train = make_windows('train', parts, data.share, True)
-    batches = ShuffledBatches(train, data.seed, spec.optimizer.batch_size, weights)
-    valid = ShuffledBatches(held_out, 0, spec.valid.windows, valid_weights)
+    batches = make_shuffled_batches(train, data.seed, spec.optimizer.batch_size, weights)
+    valid = make_shuffled_batches(held_out, 0, spec.valid.windows, valid_weights)
     return RunData(
         batches,
         valid_NT=valid.read_rows(0, range(spec.valid.windows)),
@@ -156,12 +136,12 @@ def check_enough_windows(spec: Spec, held_out: list[Windows], weights: Mapping[s
 
 def load_backcopy_data(spec: Spec) -> RunData:
     data, valid, probe = spec.data, spec.valid, spec.probe
-    chain = bigram_backcopy.fit_chain(read_texts(data.source), spec.model.vocabulary, data.triggers)
+    chain = fit_chain(read_texts(data.source), spec.model.vocabulary, data.triggers)
 
     def draw(stream: int, *shape: int) -> np.ndarray:
-        return bigram_backcopy.sample_sequences(chain, *shape, np.random.default_rng([data.seed, stream]))
+        return sample_sequences(chain, *shape, np.random.default_rng([data.seed, stream]))
 
-    batches = SyntheticBatches(chain, data.seed, spec.optimizer.batch_size, data.length + 1)
+    batches = make_synthetic_batches(chain, data.seed, spec.optimizer.batch_size, data.length + 1)
     return RunData(
         batches,
         valid_NT=draw(VALIDATION_STREAM, valid.windows, data.length + 1),
@@ -177,3 +157,137 @@ PREPENDED_IDS = {
     'bos': lambda data: [data.fixed_token],
     'eos': lambda data: [data.end_token],
 }
+
+
+def open_corpus(data: DataConfig, vocabulary: int) -> Store:
+    """Open the token store of `data.source`, preparing it in the cache if it is not a `store:` already.
+
+    Raises:
+        UserError: The kind of the source is unknown, or the store does not match the configuration.
+    """
+    kind, _, store_path = data.source.partition(':')
+    kinds = [*SOURCES, 'store:DIR']
+    if kind not in [form.partition(':')[0] for form in kinds]:
+        raise UserError(format_unknown_name(f'config.data.source = {data.source!r}', kind, kinds, 'sources'))
+    store = Store(store_path) if kind == 'store' else open_cached_store(data, vocabulary)
+    check_store(store, data, vocabulary)
+    return store
+
+
+def open_cached_store(data: DataConfig, vocabulary: int) -> Store:
+    """Open the cached store of a source, preparing it if needed; a hash of its inputs names the folder."""
+    is_trained = data.tokenizer == 'train'
+    settings = {name: getattr(data, name) for name in SHARED_SETTINGS}
+    recipe = Recipe(data.source, data.tokenizer, vocabulary if is_trained else None, **settings)
+    tokenizer_inputs = vocabulary if is_trained else read_tokenizer_json(data.tokenizer)
+    cache_key = [FORMAT_VERSION, open_source(data.source).identity, tokenizer_inputs]
+    cache_key += [data.held_out, data.bos, data.source, data.end_token, data.fixed_token]
+    folder = get_cache_dir() / 'stores' / digest_json(cache_key)[:16]
+    if not (folder / META_FILE).exists():
+        print_status(f'preparing {data.source} in {folder}')
+        prepare_store(recipe, folder)
+    return Store(folder)
+
+
+def check_store(store: Store, data: DataConfig, vocabulary: int) -> None:
+    """Raise UserError if a store was prepared with settings other than those of the configuration."""
+    for name in SHARED_SETTINGS:
+        store_value, config_value = store.meta[name], getattr(data, name)
+        if store_value != config_value:
+            raise UserError(
+                f'{store} was prepared with {name} {store_value}, and config.data.{name} is {config_value}; '
+                f'set it to {store_value}, or prepare another store with --{name}={config_value}'
+            )
+    if data.tokenizer != 'train' and compute_tokenizer_digest(data.tokenizer) != store.meta['tokenizer']:
+        raise UserError(
+            f'{store} was prepared with another tokenizer than config.data.tokenizer={data.tokenizer}; set it to '
+            'train to use the tokenizer of the store, or prepare another store'
+        )
+    if (size := store.meta['vocabulary']) > vocabulary:
+        raise UserError(
+            f'config.model.vocabulary is {vocabulary}, but the tokenizer gives ids up to {size - 1}; set it to {size}'
+        )
+    if data.loss == 'assistant' and not store.meta['masked']:
+        raise UserError(f'config.data.loss is assistant, but {store} has no roles; set it to all, or prepare a chat:')
+
+
+def find_tokenizer_file(run_dir: Path, data: DataConfig, vocabulary: int, override: str | None = None) -> Path:
+    """Find the tokenizer.json of a run: `override`, that of the run folder, of the configuration, or of the store.
+
+    If that of the run folder is a copy of the one that the configuration names, it is the latter: an export also
+    reads other files beside it.
+    """
+    if override:
+        return parse_path(override)
+    run_file = run_dir / TOKENIZER_FILE
+    if data.tokenizer == 'train':
+        return run_file if run_file.exists() else open_corpus(data, vocabulary).path / TOKENIZER_FILE
+    config_file = parse_path(data.tokenizer)
+    if not run_file.exists() or (config_file.exists() and config_file.read_bytes() == run_file.read_bytes()):
+        return config_file
+    return run_file
+
+
+def make_natural_probe(store: Store, probe: ProbeConfig, prefix_ids: list[int]) -> np.ndarray:
+    """Return the first tokens of held-out documents, in order of their keys.
+
+    If there are too few documents, the next segments of the same documents follow.
+
+    Args:
+        store: The token store.
+        probe: Number, length and domain of the sequences.
+        prefix_ids: Ids that are prepended to each text. They count towards `probe.length`.
+
+    Returns:
+        int32 of shape (probe.sequences, probe.length).
+
+    Raises:
+        UserError: The held-out documents have too few segments of this length.
+    """
+    names = store.resolve_domains(probe.domain, 'config.probe.domain')
+    text_tokens = probe.length - len(prefix_ids)
+    parts = [list_held_out_texts(store, name) for name in names]
+    domain_number, first, length, key = (np.concatenate(column) for column in zip(*parts, strict=True))
+    if (count := int(np.sum(length // text_tokens))) < probe.sequences:
+        raise UserError(
+            f'config.probe needs {probe.sequences} sequences of {probe.length} tokens, but the held-out documents '
+            f'have {count}; lower config.probe.sequences or length, or hold out more'
+        )
+    chosen, number = [], 0
+    while len(chosen) < probe.sequences:
+        candidates = np.flatnonzero(length >= (number + 1) * text_tokens)
+        candidates = candidates[np.argsort(key[candidates])][: probe.sequences - len(chosen)]
+        chosen += [(store.domains[domain_number[i]], int(first[i]) + number * text_tokens) for i in candidates]
+        number += 1
+    tokens_by_domain = {name: store.get_tokens('held_out', name) for name in names}
+    ids = [tokens_by_domain[name].read_ids(start, start + text_tokens) for name, start in chosen]
+    return np.stack([np.array([*prefix_ids, *text], np.int32) for text in ids])
+
+
+def list_held_out_texts(store: Store, domain: str) -> tuple[np.ndarray, ...]:
+    """Return arrays (domain number, start, length, key) of all held-out documents, without their BOS."""
+    tokens = store.get_tokens('held_out', domain)
+    starts, keys = tokens.read_documents()
+    first = starts + int(store.has_bos)
+    domain_number = np.full(len(keys), store.domains.index(domain))
+    return domain_number, first, np.append(starts, len(tokens))[1:] - first, keys
+
+
+def make_synthetic_probe(store: Store, probe: ProbeConfig, prefix_ids: list[int]) -> np.ndarray:
+    """Return sequences of random ids, or of one repeated id each, which are the same for all runs on the store.
+
+    Raises:
+        UserError: The store has too few of them.
+    """
+    if probe.sequences > PROBE_SEQUENCES or probe.length > PROBE_LENGTH:
+        raise UserError(
+            f'config.probe needs {probe.sequences} sequences of {probe.length} tokens, but a store has '
+            f'{PROBE_SEQUENCES} {probe.inputs} ones of {PROBE_LENGTH}; lower config.probe.sequences or length'
+        )
+    arrays = store.load_probe_arrays()
+    sequences = {'random': arrays['random_PT'], 'repeated': np.tile(arrays['repeated_P'][:, None], PROBE_LENGTH)}
+    ids_PT = sequences[probe.inputs][: probe.sequences, : probe.length - len(prefix_ids)]
+    return np.insert(ids_PT, [0] * len(prefix_ids), prefix_ids, axis=1)
+
+
+PROBE_INPUTS = {'natural': make_natural_probe, 'random': make_synthetic_probe, 'repeated': make_synthetic_probe}

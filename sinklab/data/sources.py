@@ -1,36 +1,231 @@
 """Data sources that `--source` and `config.data.source` can name; the table `SOURCES` lists them."""
 
+import codecs
+import contextlib
 import dataclasses
 import functools
+import glob
+import gzip
+import io
+import itertools
+import json
 import math
 import os
+import re
 import sysconfig
 import tokenize
-from collections.abc import Callable, Collection, Iterator
+import zlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, BinaryIO, NamedTuple
 
 import msgspec
 
-from sinklab.data import source_formats
-from sinklab.data.documents import DamagedDocument, Document, Source, SourcePiece, require_intact
-from sinklab.data.source_files import SourceFile, is_text_file, match_files, translate_read_errors
-from sinklab.data.source_formats import FORMATS, TEXT_FORMAT, ContentReader, FieldNames, get_record_format
+from sinklab.data.documents import (
+    ContentReader,
+    Document,
+    FieldNames,
+    OnDamaged,
+    RecordError,
+    Source,
+    SourcePiece,
+    convert_records,
+    decode_utf8,
+    import_library,
+    parse_field_options,
+    read_conversation,
+    read_text,
+)
 from sinklab.data.tfds import open_tfds
 from sinklab.errors import UserError, format_error, format_unknown_name
 from sinklab.storage.files import read_json
-from sinklab.storage.paths import parse_path
+from sinklab.storage.paths import find_common_folder, get_file_system, is_remote, make_relative, parse_path
 
+WILDCARD = re.compile(r'[*?[]')
+BRACES = re.compile(r'\{([^{}]*,[^{}]*)\}')
+BEGINNING_BYTES = 1 << 13  # bytes of a file of unknown format that show whether it is text
+PARQUET_BATCH_ROWS = 256  # rows of a table in memory at once
 SKIPPED_NAMES = {'site-packages', 'test', 'tests', 'idle_test'}
 MIXTURE_FORM = '{"domain": {"source": "text:GLOB", "weight": 0.3}, ...}'
-Reader = Callable[[SourceFile], Iterator[Document | DamagedDocument]]
 
 
-class Component(msgspec.Struct, forbid_unknown_fields=True):
-    """A component of the JSON file of a mixture."""
+class SourceFile(NamedTuple):
+    """A file that a pattern matches.
 
-    source: str
-    weight: Annotated[float, msgspec.Meta(gt=0, le=1e100)] | None = None  # the limit keeps the sum finite
+    Attributes:
+        name: Path relative to the part of the pattern without wildcards, in UTF-8.
+        path: A local path, or one in a bucket.
+        size: Bytes.
+        version: What changes with the content: the time of the last change in ns; in a bucket, a digest.
+    """
+
+    name: str
+    path: Path
+    size: int
+    version: int | str
+
+
+def match_files(pattern: str) -> list[SourceFile]:
+    """Return the files that match a pattern with *, **, ?, [abc] and {a,b}, sorted by name.
+
+    Raises:
+        UserError: A file or the bucket cannot be read.
+    """
+    find_files = find_objects if is_remote(pattern) else find_local_files
+    infos: dict[str, Any] = {}
+    roots = []
+    for alternative in [pattern] if pattern in find_files(pattern) else expand_braces(pattern):
+        matches = find_files(alternative)
+        is_literal = alternative in matches or not glob.has_magic(alternative)
+        roots.append(os.path.dirname(alternative if is_literal else WILDCARD.split(alternative)[0]))
+        infos |= matches
+    root = find_common_folder([parse_path(root) for root in roots])
+    files = []
+    for path, info in infos.items():
+        name = os.fsencode(make_relative(parse_path(path), root)).decode(errors='backslashreplace')
+        files.append(SourceFile(name, parse_path(path), *info))
+    return sorted(files, key=lambda file: file.name)
+
+
+def expand_braces(pattern: str) -> list[str]:
+    """Expand braces as a shell does: a.{txt,jsonl} -> a.txt, a.jsonl."""
+    if not (braces := BRACES.search(pattern)):
+        return [pattern]
+    before, after = pattern[: braces.start()], pattern[braces.end() :]
+    return [expanded for part in braces[1].split(',') for expanded in expand_braces(f'{before}{part}{after}')]
+
+
+def find_local_files(pattern: str) -> dict[str, tuple[int, int]]:
+    """Return (size, time of the last change) by path of the files that match a pattern without braces."""
+    paths = [pattern] if os.path.isfile(pattern) else glob.glob(pattern, recursive=True)
+    infos = {}
+    for path in paths:
+        if not os.path.isdir(path):
+            with translate_read_errors(path):
+                status = os.stat(path)
+            infos[path] = status.st_size, status.st_mtime_ns
+    return infos
+
+
+def find_objects(pattern: str) -> dict[str, tuple[int, str]]:
+    """Return (size, digest) by URL of the objects that match a pattern without braces, as on a disk."""
+    file_system = get_file_system()
+    with translate_read_errors(pattern):
+        if glob.has_magic(pattern) and not file_system.isfile(pattern):
+            infos = file_system.glob(pattern, detail=True)
+        else:
+            infos = {pattern.partition('://')[2]: file_system.info(pattern)} if file_system.isfile(pattern) else {}
+    return {
+        f'gs://{name}': (info['size'], info.get('md5Hash') or info['crc32c'])
+        for name, info in infos.items()
+        if info['type'] == 'file' and ('/.' not in name or '/.' in pattern)  # * matches no leading dot
+    }
+
+
+@contextlib.contextmanager
+def translate_read_errors(
+    path: object, damage_errors: tuple[type[Exception], ...] = (EOFError, OSError, zlib.error)
+) -> Iterator[None]:
+    """Turn errors of reading a file into a UserError that names it."""
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise UserError(f'{path} cannot be read: there is no such file') from error
+    except damage_errors as error:
+        if reason := getattr(error, 'strerror', None):
+            raise UserError(f'{path} cannot be read: {reason}') from error
+        raise UserError(f'{path} is truncated or damaged ({format_error(error)}); get it again') from error
+
+
+@contextlib.contextmanager
+def open_decompressed(path: Path) -> Iterator[BinaryIO]:
+    with translate_read_errors(path), path.open('rb') as file:
+        if path.suffix == '.gz':
+            yield io.BufferedReader(gzip.GzipFile(fileobj=file))
+        elif path.suffix == '.zst':
+            stream = import_library('pyarrow', path).CompressedInputStream(file, 'zstd')
+            yield io.BufferedReader(stream, 1 << 17)
+        else:
+            yield file
+
+
+class FileFormat(NamedTuple):
+    """A file format: how to read its raw records and how to decode one of them."""
+
+    unit: str  # word for one record, used in messages; '' if the record is the whole file
+    read_records: Callable[[Path, FieldNames], Iterator[tuple[int, Any]]]  # yields (number from 1, raw record)
+    decode_record: Callable[[Any], dict[str, Any]]  # raises RecordError
+
+
+def read_whole_file(path: Path, _: FieldNames) -> Iterator[tuple[int, bytes]]:
+    with open_decompressed(path) as file:
+        yield 1, file.read()
+
+
+def read_lines(path: Path, _: FieldNames) -> Iterator[tuple[int, bytes]]:
+    with open_decompressed(path) as lines:
+        yield from ((number, line) for number, line in enumerate(lines, 1) if line.strip())
+
+
+def read_parquet_rows(path: Path, fields: FieldNames) -> Iterator[tuple[int, Any]]:
+    parquet, pyarrow = import_library('pyarrow.parquet', path), import_library('pyarrow', path)
+    columns = sorted({name.partition('.')[0] for name in (fields.content, fields.domain) if name})
+    with translate_read_errors(path, (OSError, pyarrow.ArrowException)), path.open('rb') as file:
+        table = parquet.ParquetFile(file, buffer_size=1 << 20, page_checksum_verification=True)
+        for name in columns:
+            if name not in table.schema_arrow.names:
+                raise UserError(f'{path} has no column {name!r} (columns: {", ".join(table.schema_arrow.names)})')
+        groups = range(table.num_row_groups)  # one at a time: iter_batches over all groups reads the whole file first
+        batches = (batch for group in groups for batch in table.iter_batches(PARQUET_BATCH_ROWS, [group], columns))
+        yield from enumerate(itertools.chain.from_iterable(batch.to_struct_array() for batch in batches), 1)
+
+
+def parse_json_object(encoded: bytes) -> dict[str, Any]:
+    text = decode_utf8(encoded.decode).removeprefix('\ufeff')
+    try:
+        fields = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise RecordError(f'is not JSON ({format_error(error)})') from error
+    if not isinstance(fields, dict):
+        raise RecordError('is not a JSON object')
+    return fields
+
+
+TEXT_FORMAT = FileFormat('', read_whole_file, lambda content: {'text': decode_utf8(content.decode)})
+JSONL_FORMAT = FileFormat('line', read_lines, parse_json_object)
+PARQUET_FORMAT = FileFormat('row', read_parquet_rows, lambda row: decode_utf8(row.as_py))
+FORMATS = {
+    **dict.fromkeys(('.txt', '.txt.gz', '.txt.zst'), TEXT_FORMAT),
+    **dict.fromkeys(('.jsonl', '.jsonl.gz', '.jsonl.zst'), JSONL_FORMAT),
+    '.parquet': PARQUET_FORMAT,
+}
+
+
+def choose_format(source_name: str, path: Path, formats: tuple[FileFormat, ...]) -> FileFormat:
+    """Return the format of a file: by its ending, or else plain text if its content is.
+
+    Raises:
+        UserError: It is none of the formats.
+    """
+    by_suffix = (file_format for suffix, file_format in FORMATS.items() if str(path).endswith(suffix))
+    file_format = next(by_suffix, None) or (TEXT_FORMAT if is_text_file(path) else None)
+    if file_format in formats:
+        return file_format
+    allowed = ', '.join(suffix for suffix, allowed_format in FORMATS.items() if allowed_format in formats)
+    text = ', and other files of UTF-8 text' if TEXT_FORMAT in formats else ''
+    raise UserError(f'{source_name} matches {path}, which cannot be read; allowed: {allowed}{text}')
+
+
+def is_text_file(path: Path) -> bool:
+    """Return whether a file begins as UTF-8 text does, without NUL bytes; a pipe or a device is no text file."""
+    if not path.is_file():
+        return False
+    with translate_read_errors(path), path.open('rb') as file:
+        beginning = file.read(BEGINNING_BYTES)
+    try:
+        return '\0' not in codecs.getincrementaldecoder('utf-8')().decode(beginning)  # it may end within a character
+    except UnicodeDecodeError:
+        return False
 
 
 def open_source(source_name: str) -> Source:
@@ -43,7 +238,7 @@ def open_source(source_name: str) -> Source:
     Raises:
         UserError: The kind is unknown, or no file matches.
     """
-    openers = {form.partition(':')[0]: kind for form, kind in SOURCES.items()}
+    openers = {form.partition(':')[0]: opener for form, opener in SOURCES.items()}
     kind, _, argument = source_name.partition(':')
     if kind not in openers:
         hint = f'; for this file, give text:{source_name}' if os.path.exists(source_name) else ''
@@ -57,8 +252,7 @@ def read_texts(source_name: str) -> list[str]:
     Raises:
         UserError: The source cannot be opened, or a document is damaged.
     """
-    documents = map(require_intact, open_source(source_name).read_documents())
-    return [document.text for document in documents if not document.is_blank]
+    return [document.text for document in open_source(source_name).read_documents() if not document.is_blank]
 
 
 def open_stdlib(source_name: str, argument: str) -> Source:
@@ -67,90 +261,80 @@ def open_stdlib(source_name: str, argument: str) -> Source:
         raise UserError(f'{source_name} has an argument, but stdlib is the whole library; remove :{argument}')
     root = Path(sysconfig.get_path('stdlib'))
     files = []
-    for path in find_python_files(root):
-        status = path.stat()
-        name = path.relative_to(root).as_posix()
-        files.append(SourceFile(name, path, status.st_size, status.st_mtime_ns))
+    for folder, folders, names in os.walk(root):
+        folders[:] = set(folders) - SKIPPED_NAMES  # site-packages has ten times as many files
+        for path in (Path(folder, name) for name in set(names) - SKIPPED_NAMES if name.endswith('.py')):
+            status = path.stat()
+            files.append(SourceFile(path.relative_to(root).as_posix(), path, status.st_size, status.st_mtime_ns))
     return make_file_source('stdlib', sorted(files, key=lambda file: file.name), read_python_file)
 
 
-def find_python_files(root: Path) -> Iterator[Path]:
-    """Find the .py files below a folder without entering site-packages, which holds ten times as many."""
-    for folder, folders, names in os.walk(root):
-        folders[:] = set(folders) - SKIPPED_NAMES
-        yield from (Path(folder, name) for name in set(names) - SKIPPED_NAMES if name.endswith('.py'))
-
-
-def read_python_file(file: SourceFile) -> Iterator[Document | DamagedDocument]:
+def read_python_file(file: SourceFile, on_damaged: OnDamaged) -> Iterator[Document]:
     try:
-        with translate_read_errors(file.path), tokenize.open(file.path) as text:  # honours a coding cookie
-            yield Document(file.name, ((text.read(), True),), '', file.size)
+        with translate_read_errors(file.path), tokenize.open(file.path) as python:  # honours a coding cookie
+            text = python.read()
     except (UnicodeDecodeError, SyntaxError) as error:
-        yield DamagedDocument(str(file.path), f'is not Python ({format_error(error)})', file.size)
+        on_damaged(f'{file.path} is not Python ({format_error(error)})')
+    else:
+        yield Document(file.name, ((text, True),))
 
 
 def open_text_source(source_name: str, argument: str) -> Source:
     """Open text files: one document per .jsonl line, .parquet row, or file of plain text."""
-    pattern, fields = source_formats.parse_field_options(source_name, argument, 'text')
-    files = match_readable_files(source_name, pattern, FORMATS, accepts_text=True)
-    for file in files:
-        if get_record_format(file.path) is TEXT_FORMAT and fields != FieldNames('text', ''):
-            raise UserError(
-                f'{source_name} names fields, but {file.path} has none; remove them, or match other files'
-            )
-    return make_record_source('text', files, fields, source_formats.read_text)
+    pattern, fields = parse_field_options(source_name, argument, 'text')
+    return open_record_source(source_name, pattern, fields, read_text, (TEXT_FORMAT, JSONL_FORMAT, PARQUET_FORMAT))
 
 
 def open_chat(source_name: str, argument: str) -> Source:
-    """Open conversations, one per .jsonl line or .parquet row.
-
-    Only the words of the assistant are in the loss.
-    """
-    pattern, fields = source_formats.parse_field_options(source_name, argument, 'messages')
-    suffixes = [suffix for suffix, record_format in FORMATS.items() if record_format is not TEXT_FORMAT]
-    files = match_readable_files(source_name, pattern, suffixes, accepts_text=False)
-    return make_record_source('chat', files, fields, source_formats.read_conversation, masked=True)
+    """Open conversations, one per .jsonl line or .parquet row; only the words of the assistant are in the loss."""
+    pattern, fields = parse_field_options(source_name, argument, 'messages')
+    source = open_record_source(source_name, pattern, fields, read_conversation, (JSONL_FORMAT, PARQUET_FORMAT))
+    return dataclasses.replace(source, masked=True)
 
 
-def match_readable_files(
-    source_name: str, pattern: str, suffixes: Collection[str], accepts_text: bool
-) -> list[SourceFile]:
-    """Return the files that match a pattern.
+def open_record_source(
+    source_name: str, pattern: str, fields: FieldNames, read_content: ContentReader, formats: tuple[FileFormat, ...]
+) -> Source:
+    """Open the files that match a pattern.
 
     Raises:
-        UserError: No file matches, or a file has none of the suffixes and is no text, or `accepts_text` is False.
+        UserError: No file matches, or a file has none of the formats, or fields are named that it has not.
     """
     files = match_files(pattern)
     if not files:
         remedy = 'check the path, quote the pattern, and give the files of a folder as FOLDER/*.txt'
         raise UserError(f'{source_name} matches no file; {remedy}')
-    for file in files:
-        if not str(file.path).endswith(tuple(suffixes)) and not (accepts_text and is_text_file(file.path)):
-            allowed = f'{", ".join(suffixes)}{", and other files of UTF-8 text" if accepts_text else ""}'
-            raise UserError(f'{source_name} matches {file.path}, which cannot be read; allowed: {allowed}')
-    return files
+    formats_of_files = {file: choose_format(source_name, file.path, formats) for file in files}
+    if TEXT_FORMAT in formats_of_files.values() and fields != FieldNames('text', ''):
+        raise UserError(f'{source_name} names fields, but files of plain text have none; match other files')
 
-
-def make_record_source(
-    kind: str, files: list[SourceFile], fields: FieldNames, read_content: ContentReader, masked: bool = False
-) -> Source:
-    def read(file: SourceFile) -> Iterator[Document | DamagedDocument]:
-        record_format = get_record_format(file.path)
+    def read(file: SourceFile, on_damaged: OnDamaged) -> Iterator[Document]:
+        unit, read_records, decode_record = formats_of_files[file]
         records = (
-            (f'{file.name}:{number}', f'{file.path}, {record_format.unit} {number}', record, size)
-            if number
-            else (file.name, str(file.path), record, size)
-            for number, record, size in record_format.read_records(file.path, fields.columns)
+            (f'{file.name}:{number}', f'{file.path}, {unit} {number}', record)
+            if unit
+            else (file.name, str(file.path), record)
+            for number, record in read_records(file.path, fields)
         )
-        return source_formats.convert_records(records, record_format.decode_record, fields, read_content)
+        return convert_records(records, decode_record, fields, read_content, on_damaged)
 
-    return make_file_source(kind, files, read, fields.content, fields.domain, masked=masked)
+    return make_file_source(source_name.partition(':')[0], files, read, fields.content, fields.domain)
 
 
-def make_file_source(kind: str, files: list[SourceFile], read: Reader, *options: str, masked: bool = False) -> Source:
+FileReader = Callable[[SourceFile, OnDamaged], Iterator[Document]]
+
+
+def make_file_source(kind: str, files: list[SourceFile], read: FileReader, *options: str) -> Source:
     pieces = tuple(SourcePiece(file.name, file.size, functools.partial(read, file)) for file in files)
     identity = (kind, *options, *((file.name, file.size, file.version) for file in files))
-    return Source(pieces, identity, masked=masked)
+    return Source(pieces, identity)
+
+
+class Component(msgspec.Struct, forbid_unknown_fields=True):
+    """A component of the JSON file of a mixture."""
+
+    source: str
+    weight: Annotated[float, msgspec.Meta(gt=0, le=1e100)] | None = None  # the limit keeps the sum finite
 
 
 def open_mixture(source_name: str, argument: str) -> Source:
@@ -193,11 +377,9 @@ def open_component(source_name: str, name: str, component: str) -> Source:
 
 
 def set_domain(piece: SourcePiece, name: str) -> SourcePiece:
-    def read() -> Iterator[Document | DamagedDocument]:
-        for document in piece.read():
-            if isinstance(document, Document):
-                document = dataclasses.replace(document, name=f'{name}/{document.name}', domain=name)
-            yield document
+    def read(on_damaged: OnDamaged) -> Iterator[Document]:
+        for document in piece.read(on_damaged):
+            yield dataclasses.replace(document, name=f'{name}/{document.name}', domain=name)
 
     return dataclasses.replace(piece, name=f'{name}/{piece.name}', read=read)
 

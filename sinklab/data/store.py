@@ -1,4 +1,4 @@
-"""Token store: shards of token ids with digests; reading and verification.
+"""Token store: shards of token ids with digests; reading, verification, and copying from a bucket.
 
 SIDE-DOMAIN-NUMBER.ids        token ids, little-endian, one document after another
 SIDE-DOMAIN-NUMBER.documents  start and key of each document, two uint64 per document
@@ -7,11 +7,11 @@ meta.json                     settings, counts and digests; it marks the store a
 """
 
 import bisect
+import contextlib
 import functools
 import itertools
 import os
 import sys
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,14 +20,12 @@ from typing import Annotated, Literal, NotRequired, TypedDict
 import msgspec
 import numpy as np
 
-from sinklab.data.source_files import translate_read_errors
 from sinklab.data.tokenizer import Tokenizer, load_tokenizer, read_tokenizer_json
-from sinklab.errors import UserError, format_unknown_name
+from sinklab.errors import UserError, format_error, format_unknown_name
 from sinklab.storage.cache_dir import get_cache_dir
 from sinklab.storage.files import (
     atomic_write,
     hash_file,
-    list_file_infos,
     open_writable_folder,
     read_arrays,
     read_json,
@@ -40,14 +38,14 @@ FORMAT_VERSION = 3  # of all files of a store
 SPLITS = ('train', 'held_out')
 RECIPE_FILE, TOKENIZER_FILE, PROBE_FILE, META_FILE = 'recipe.json', 'tokenizer.json', 'probe.npz', 'meta.json'
 IDS_SUFFIX, DOCUMENTS_SUFFIX, PREDICTED_SUFFIX = 'ids', 'documents', 'predicted'
+LOCK_FILE = '.lock'
 DOCUMENT_DTYPE = np.dtype([('start', '<u8'), ('key', '<u8')])
 # A store with at most this many bytes of ids is verified by digest on opening; `prepare --check` verifies any store.
 MAX_VERIFIED_BYTES = 1 << 30
 MAX_MAPPED_FILES = 512  # memory-mapped files kept open; a process may open 1,024 files by default
-MAX_SAMPLE_CHARS = 160
 COPY_THREADS = 8
-PROGRESS_SECONDS = 10.0  # seconds between two progress lines
-REMEDY = 'copy it again, or run its prepare command again, which repairs it (a store in the cache can be deleted)'
+MAX_SHOWN_CHARS = 160
+REMEDY = 'copy it again, or delete it and run its prepare command again'
 Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 Sha256 = Annotated[str, msgspec.Meta(pattern=r'\A[0-9a-f]{64}\Z')]
 
@@ -115,18 +113,21 @@ class Store:
 
     Args:
         path: The folder of the store, local or in a bucket.
+        verify: Whether to compare the digests of all files; None: those of a small store only.
 
     Raises:
         UserError: There is no finished store, or the store is damaged.
     """
 
-    def __init__(self, path: str | os.PathLike):
+    def __init__(self, path: str | os.PathLike, verify: bool | None = None):
         self.name = os.fspath(path)
         self.path = copy_store(parse_path(path)) if is_remote(path) else Path(path)
         self.meta, self.shards = read_meta(self.path)
         self.dtype = np.dtype(self.meta['dtype'])
         self.get_array = functools.lru_cache(MAX_MAPPED_FILES)(self.open_array)
-        self.verify_files()
+        if verify is None:
+            verify = sum(shard.tokens for shard in self.shards) * self.dtype.itemsize <= MAX_VERIFIED_BYTES
+        self.verify_files(verify)
 
     def __str__(self) -> str:
         return self.name
@@ -158,6 +159,10 @@ class Store:
     def get_tokens(self, split: str, domain: str) -> 'TokenArray':
         return TokenArray(self, [shard for shard in self.shards if (shard.split, shard.domain) == (split, domain)])
 
+    def count_windows(self, split: str, length: int) -> dict[str, int]:
+        """Count the windows of `length` + 1 tokens of a split, by domain."""
+        return {name: len(self.get_tokens(split, name)) // (length + 1) for name in self.domains}
+
     def read_tokenizer_json(self) -> str:
         return read_tokenizer_json(self.path / TOKENIZER_FILE)
 
@@ -167,6 +172,18 @@ class Store:
     def load_probe_arrays(self) -> dict[str, np.ndarray]:
         return read_arrays(self.path / PROBE_FILE, remedy=REMEDY)
 
+    def decode_beginnings(self, count: int) -> list[str]:
+        """Decode the beginnings of the first `count` documents of each split."""
+        tokenizer, lines = self.load_tokenizer(), []
+        for split in SPLITS:
+            tokens = next(tokens for name in self.domains if len(tokens := self.get_tokens(split, name)))
+            starts, _ = tokens.read_documents()
+            for start, end in zip(starts[:count], [*starts[1:], len(tokens)], strict=False):
+                ids = tokens.read_ids(start, min(end, start + MAX_SHOWN_CHARS)).tolist()
+                text = ' '.join(tokenizer.decode(ids, skip_special_tokens=False).split())
+                lines.append(f'{split}: {text[:MAX_SHOWN_CHARS]}')
+        return lines
+
     def get_dtype(self, suffix: str) -> np.dtype:
         dtypes = {IDS_SUFFIX: self.dtype, DOCUMENTS_SUFFIX: DOCUMENT_DTYPE, PREDICTED_SUFFIX: np.dtype(np.uint8)}
         return dtypes[suffix]
@@ -174,19 +191,17 @@ class Store:
     def open_array(self, shard: Shard, suffix: str) -> np.ndarray:
         return np.memmap(self.path / f'{shard.name}.{suffix}', self.get_dtype(suffix), 'r').view(np.ndarray)
 
-    def verify_files(self) -> None:
-        """Raise UserError if a file is missing or has a wrong size or, in a small store, a wrong digest."""
+    def verify_files(self, with_shards: bool) -> None:
+        """Raise UserError if a shard has a wrong size, or a file a wrong digest; of shards only `with_shards`."""
         for shard in self.shards:
             for suffix in shard.sha256:
                 count = shard.documents if suffix == DOCUMENTS_SUFFIX else shard.tokens
                 path, size = self.path / f'{shard.name}.{suffix}', count * self.get_dtype(suffix).itemsize
                 if not path.exists() or path.stat().st_size != size:
                     raise UserError(f'{self} is damaged: {path.name} is missing or has not {size:,} bytes; {REMEDY}')
-        digests = {TOKENIZER_FILE: self.meta['tokenizer'], PROBE_FILE: self.meta['probe']}
-        if sum(shard.tokens for shard in self.shards) * self.dtype.itemsize <= MAX_VERIFIED_BYTES:
-            digests |= list_shard_digests(self.shards)
-        if damaged := next(find_damaged_files(self.path, digests), None):
-            raise UserError(f'{self} is damaged: {damaged}; {REMEDY}')
+        for name, digest in list_digests(self.meta, self.shards if with_shards else []).items():
+            if not (self.path / name).exists() or hash_file(self.path / name) != digest:
+                raise UserError(f'{self} is damaged: {name} is missing, or differs from its sha256; {REMEDY}')
 
 
 class TokenArray:
@@ -221,14 +236,14 @@ class TokenArray:
         return np.concatenate([np.zeros(0, np.int64), *starts]), np.concatenate([np.zeros(0, np.uint64), *keys])
 
 
-def read_meta(folder: Path, remedy: str = REMEDY) -> tuple[dict, list[Shard]]:
+def read_meta(folder: Path) -> tuple[dict, list[Shard]]:
     """Read and validate meta.json of a local store or one in a bucket, and return it with its shards.
 
     Raises:
         UserError: There is no finished store, the file is damaged, or its format version is not supported.
     """
     try:
-        meta = read_json(folder / META_FILE, StoreMeta, remedy)
+        meta = read_json(folder / META_FILE, StoreMeta, REMEDY)
     except FileNotFoundError as error:
         is_unfinished = (folder / RECIPE_FILE).exists()
         remedy = 'run its prepare command again to resume' if is_unfinished else 'make one with sinklab prepare'
@@ -236,130 +251,51 @@ def read_meta(folder: Path, remedy: str = REMEDY) -> tuple[dict, list[Shard]]:
     return meta, msgspec.convert(meta['shards'], list[Shard])
 
 
-def list_shard_digests(shards: list[Shard]) -> dict[str, str]:
-    """Return the digests of the files of shards, by file name."""
-    return {name: digest for shard in shards for name, digest in shard.digests.items()}
+@contextlib.contextmanager
+def lock_folder(folder: Path, wait_message: str) -> Iterator[None]:
+    """Create a folder if it is missing, and hold its lock; print a message before waiting for another process."""
+
+    def print_wait() -> None:
+        print(f'{wait_message}; waiting for it', file=sys.stderr, flush=True)
+
+    with open_writable_folder(folder), lock_file(folder / LOCK_FILE, -1, print_wait):
+        yield
 
 
-def find_damaged_files(folder: Path, digests: dict[str, str]) -> Iterator[str]:
-    """Yield a message for each file that is missing or has not its digest."""
-    for name, digest in digests.items():
-        try:
-            if hash_file(folder / name) != digest:
-                yield f'the sha256 of {name} differs from that of the store'
-        except FileNotFoundError:
-            yield f'{name} is missing'
+def list_digests(meta: dict, shards: list[Shard]) -> dict[str, str]:
+    """Return the digests of the tokenizer, of the probe sequences and of shards, by file name."""
+    digests = {TOKENIZER_FILE: meta['tokenizer'], PROBE_FILE: meta['probe']}
+    return digests | {name: digest for shard in shards for name, digest in shard.digests.items()}
 
 
 def copy_store(source: Path) -> Path:
-    """Copy a store from a bucket into the cache, verify it, and return its folder; a complete copy is used again.
+    """Copy a store from a bucket into the cache and return its folder; a complete copy is used again.
+
+    Each file is complete, with its digest, or absent; an interrupted copy continues.
 
     Raises:
         UserError: The store is damaged or unfinished, or the cache cannot be written.
     """
     meta, shards = read_meta(source)
-    folder = get_cache_dir() / 'stores' / meta['digest']
-    digests = {TOKENIZER_FILE: meta['tokenizer'], PROBE_FILE: meta['probe']} | list_shard_digests(shards)
-    infos = list_file_infos(source)
+    folder, digests = get_cache_dir() / 'stores' / meta['digest'], list_digests(meta, shards)
     file_system = get_file_system()
 
-    def copy_file(name: str) -> int:
-        if name not in infos:
-            raise UserError(f'{source} is damaged: {name} is missing; {REMEDY}')
-        if not (folder / name).exists():
-            with atomic_write(folder / name) as temporary_path, translate_read_errors(source / name):
+    def copy_file(name: str) -> None:
+        if (folder / name).exists():
+            return
+        with atomic_write(folder / name) as temporary_path:
+            try:
                 file_system.get_file(os.fspath(source / name), os.fspath(temporary_path))
-                if hash_file(temporary_path) != digests[name]:
-                    raise UserError(f'{source} is damaged: the sha256 of {name} differs from its record; {REMEDY}')
-        return infos[name]['size']
+            except OSError as error:
+                raise UserError(f'{name} of {source} cannot be copied ({format_error(error)}); {REMEDY}') from error
+            if hash_file(temporary_path) != digests[name]:
+                raise UserError(f'{source} is damaged: {name} differs from its sha256; {REMEDY}')
 
-    def print_wait() -> None:
-        print(f'another process copies {source} to {folder}; waiting for it', file=sys.stderr, flush=True)
-
-    with open_writable_folder(folder), lock_file(folder / '.lock', -1, print_wait):
-        if (folder / META_FILE).exists():
-            return folder
-        total = sum(infos[name]['size'] for name in digests if name in infos)
-        print(f'copying {source} to {folder}, {total / 1e6:,.0f} MB', file=sys.stderr, flush=True)
-        copied, print_time = 0, time.monotonic()
-        with ThreadPoolExecutor(COPY_THREADS) as pool:
-            for size in pool.map(copy_file, digests):
-                copied += size
-                if time.monotonic() - print_time > PROGRESS_SECONDS:
-                    print(f'copied {copied / 1e6:,.0f} of {total / 1e6:,.0f} MB', file=sys.stderr, flush=True)
-                    print_time = time.monotonic()
-        write_text(folder / META_FILE, (source / META_FILE).read_text())
+    with lock_folder(folder, f'another process copies {source} to {folder}'):
+        if not (folder / META_FILE).exists():
+            num_bytes = sum(shard.tokens for shard in shards) * np.dtype(meta['dtype']).itemsize
+            print(f'copying {source} to {folder}, {num_bytes / 1e6:,.0f} MB', file=sys.stderr, flush=True)
+            with ThreadPoolExecutor(COPY_THREADS) as pool:
+                list(pool.map(copy_file, digests))
+            write_text(folder / META_FILE, (source / META_FILE).read_text())
     return folder
-
-
-def find_problems(store: Store, vocabulary: int) -> Iterator[str]:
-    """Check the digests, counts and ids of all files of a store, and yield a message for each problem.
-
-    Args:
-        store: The token store.
-        vocabulary: Every id must be below this number.
-    """
-    for shard in store.shards:
-        damages = list(find_damaged_files(store.path, shard.digests))
-        problems = damages or (
-            f'{shard.name}: {problem}' for problem in find_shard_problems(store, shard, vocabulary)
-        )
-        yield from problems
-    probe = store.load_probe_arrays()
-    if max(int(ids.max()) for ids in probe.values()) >= store.meta['vocabulary']:
-        yield 'probe.npz has ids beyond the tokenizer'
-
-
-def find_shard_problems(store: Store, shard: Shard, vocabulary: int) -> Iterator[str]:
-    ids = store.open_array(shard, IDS_SUFFIX)
-    starts = store.open_array(shard, DOCUMENTS_SUFFIX)['start'].astype(np.int64)
-    ends = np.append(starts[1:], len(ids)) - 1
-    if starts[0] != 0 or not (ends >= starts).all():
-        yield 'its documents are not contiguous'
-    elif not np.array_equal(np.flatnonzero(ids == store.meta['end_token']), ends):
-        yield f'token {store.meta["end_token"]} does not end each document, or is inside one'
-    if store.has_bos and not (ids[starts] == store.meta['fixed_token']).all():
-        yield f'not all of its documents begin with token {store.meta["fixed_token"]}'
-    if (largest := int(ids.max())) != shard.largest_id or largest >= vocabulary:
-        yield f'its largest id is {largest}; {shard.largest_id} is recorded, and ids below {vocabulary} are allowed'
-
-
-def summarize_store(store: Store, length: int, batch_size: int, hosts: int) -> dict:
-    """Summarize a store: its settings, counts, windows and batches.
-
-    Args:
-        store: The token store.
-        length: Tokens per sequence; a window has one token more.
-        batch_size: Sequences per batch.
-        hosts: Number of hosts. `rows_per_host` is None if the hosts do not divide the batch evenly.
-    """
-    windows = {
-        split: {name: len(store.get_tokens(split, name)) // (length + 1) for name in store.domains}
-        for split in SPLITS
-    }
-    names = ('source', 'digest', 'vocabulary', 'bos', 'end_token', 'fixed_token', 'held_out', 'masked', 'weights')
-    return dict(
-        **{name: store.meta[name] for name in names},
-        domains=store.meta['domains'],
-        dropped=store.meta['dropped'],
-        shards=len(store.shards),
-        length=length,
-        windows=windows,
-        batch_size=batch_size,
-        batches=sum(windows['train'].values()) // batch_size,
-        hosts=hosts,
-        rows_per_host=None if batch_size % hosts else batch_size // hosts,
-    )
-
-
-def decode_samples(store: Store, count: int) -> list[str]:
-    """Decode the beginnings of the first `count` documents of each split."""
-    tokenizer, texts = store.load_tokenizer(), []
-    for split in SPLITS:
-        tokens = next(tokens for tokens in (store.get_tokens(split, name) for name in store.domains) if len(tokens))
-        starts, _ = tokens.read_documents()
-        for start, end in zip(starts[:count], [*starts[1:], len(tokens)], strict=False):
-            ids = tokens.read_ids(int(start), min(int(end), int(start) + MAX_SAMPLE_CHARS)).tolist()
-            text = tokenizer.decode(ids, skip_special_tokens=False)
-            texts.append(f'{split}: {" ".join(text.split())[:MAX_SAMPLE_CHARS]}')
-    return texts

@@ -2,7 +2,6 @@
 
 import bisect
 import contextlib
-import difflib
 import itertools
 import os
 import re
@@ -13,9 +12,17 @@ from typing import Any
 
 import numpy as np
 
-from sinklab.data.documents import DamagedDocument, Document, Source, SourcePiece
-from sinklab.data.source_files import import_library
-from sinklab.data.source_formats import FieldNames, convert_records, parse_field_options, read_text
+from sinklab.data.documents import (
+    Document,
+    FieldNames,
+    OnDamaged,
+    Source,
+    SourcePiece,
+    convert_records,
+    import_library,
+    parse_field_options,
+    read_text,
+)
 from sinklab.errors import UserError, format_error, format_unknown_name
 
 EXAMPLES_PER_READ = 32  # examples read at once
@@ -60,7 +67,7 @@ def open_tfds(source_name: str, argument: str) -> Source:
     starts = [0, *itertools.accumulate(file.take for file in files)]
     count, size = len(examples), sum(sizes)
 
-    def read_records(first: int, last: int) -> Iterator[tuple[str, str, Any, int]]:
+    def read_records(first: int, last: int) -> Iterator[tuple[str, str, Any]]:
         for start in range(first, last, EXAMPLES_PER_READ):
             indices = range(start, min(start + EXAMPLES_PER_READ, last))
             try:
@@ -71,12 +78,11 @@ def open_tfds(source_name: str, argument: str) -> Source:
             for index, value in zip(indices, values, strict=True):
                 part = bisect.bisect_right(starts, index) - 1
                 path, number = files[part].filename, files[part].skip + index - starts[part] + 1
-                num_bytes = size * (index + 1) // count - size * index // count
-                yield f'{os.path.basename(path)}:{number}', f'{path}, example {number}', value, num_bytes
+                yield f'{os.path.basename(path)}:{number}', f'{path}, example {number}', value
 
     def make_piece(first: int, last: int) -> SourcePiece:
-        def read() -> Iterator[Document | DamagedDocument]:
-            return convert_records(read_records(first, last), dict, fields, read_text)
+        def read(on_damaged: OnDamaged) -> Iterator[Document]:
+            return convert_records(read_records(first, last), dict, fields, read_text, on_damaged)
 
         return SourcePiece(f'{name_and_split}:{first}-{last}', size * last // count - size * first // count, read)
 
@@ -106,11 +112,8 @@ def load_builder(tfds: ModuleType, source_name: str, name: str) -> Any:
             with contextlib.redirect_stdout(sys.stderr):  # it prints
                 builder.download_and_prepare()
     except tfds.core.DatasetNotFoundError as error:
-        names = tfds.list_builders(with_community_datasets=False)
-        similar = ', '.join(difflib.get_close_matches(re.split('[/:]', name)[0], names, 3))
         raise UserError(
-            f'{source_name}: {name} is neither a folder nor in the catalogue of TensorFlow Datasets'
-            f'{f"; similar names: {similar}" if similar else ""}; sinklab also reads text:GLOB'
+            f'{source_name}: {name} is neither a folder nor in the catalogue of TensorFlow Datasets; check the name'
         ) from error
     except Exception as error:
         raise UserError(

@@ -5,7 +5,7 @@ import dataclasses
 from sinklab.attn.mask import resolve_mask
 from sinklab.config import spec
 from sinklab.model.attention import COMBINATIONS, count_attended_kv_heads, get_value_width
-from sinklab.model.layers import FFN_ACTIVATIONS, GATES, NORM_PLACEMENTS
+from sinklab.model.layers import FFN_ACTIVATIONS, GATES
 from sinklab.model.learned_kv import count_learned_kv
 
 TRAINING_FLOPS_FACTOR = 3  # the backward pass has two products for each one of the forward pass
@@ -49,38 +49,6 @@ def count_forward_flops(model: spec.ModelConfig, length: int) -> Flops:
         ffn=2 * model.layers * model.width * model.ffn_width * (3 if FFN_ACTIVATIONS[model.ffn][1] else 2),
         head=2 * model.width * model.vocabulary,
     )
-
-
-def count_recompute_flops(model: spec.ModelConfig, length: int, remat: str) -> float:
-    """Count the FLOPs of the forward pass per token that the backward pass repeats under --remat.
-
-    The backward pass of a norm, a feature map or a gate reads its input. The product that computes this input is
-    repeated although an array after it is saved.
-    """
-    if remat == 'none':
-        return 0.0
-    saved_names = spec.parse_saved_activations(remat)
-    gate, placement = GATES[model.gate], NORM_PLACEMENTS[model.norm]
-    reads_query_key_products = model.qk_norm or model.attention.feature_map != 'identity'
-    reads_value_product = gate is not None and 'value' in (gate.input, gate.target)
-    reads_branch_outputs = placement.after or placement.joined
-    weights = count_gate_weights(model)
-    if 'qkv' not in saved_names or reads_query_key_products:
-        weights += count_query_key_weights(model)
-    if 'qkv' not in saved_names or reads_value_product:
-        weights += count_value_weights(model)
-    # Only attention reads the second product of a feature map, which `qkv` saves.
-    weights += count_feature_map_weights(model) // (2 if 'qkv' in saved_names else 1)
-    if 'middle' not in saved_names or reads_branch_outputs:
-        weights += count_output_weights(model)
-    recompute_flops = 2 * model.layers * weights
-    forward_flops = count_forward_flops(model, length)
-    if 'attention' not in saved_names:
-        recompute_flops += forward_flops.attention
-    ffn_output_flops = 2 * model.layers * model.width * model.ffn_width
-    if 'ffn' not in saved_names:
-        recompute_flops += forward_flops.ffn - ffn_output_flops
-    return recompute_flops + (ffn_output_flops if reads_branch_outputs else 0)
 
 
 def count_query_key_weights(model: spec.ModelConfig) -> int:

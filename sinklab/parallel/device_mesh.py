@@ -1,6 +1,5 @@
 """The device mesh (data, fsdp, tensor), arranged by network topology, and device memory."""
 
-import collections
 import contextlib
 import functools
 import itertools
@@ -87,58 +86,39 @@ def get_device_memory_bytes(num_local_processes: int = 1) -> int:
 
 def get_host_memory_bytes() -> int:
     """Return the memory in bytes of the processes on this host: the host's or, if less, their cgroup's."""
-    return min([os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE'), *read_cgroup_limits()])
+    return min([os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE'), *(limit for limit, _ in read_cgroups())])
 
 
 def get_available_memory_bytes() -> int:
     """Return the memory in bytes that processes can still take: the host's or, if less, their cgroup's."""
-    amounts = [get_host_memory_bytes(), *read_cgroup_limits(minus_usage=True)]
+    amounts = [get_host_memory_bytes(), *(max(limit - used, 0) for limit, used in read_cgroups())]
     with contextlib.suppress(OSError):
         if match := re.search(r'^MemAvailable: +(\d+) kB$', Path('/proc/meminfo').read_text(), re.MULTILINE):
             amounts.append(int(match[1]) * 1024)
     return min(amounts)
 
 
-def read_cgroup_limits(
-    cgroup_file: Path = Path('/proc/self/cgroup'),
-    cgroup_root: Path = Path('/sys/fs/cgroup'),
-    minus_usage: bool = False,
-) -> Iterator[int]:
-    """Yield the memory limits, in bytes, of this process's cgroup and its parents (versions 1 and 2).
+def read_cgroups(
+    cgroup_file: Path = Path('/proc/self/cgroup'), cgroup_root: Path = Path('/sys/fs/cgroup')
+) -> Iterator[tuple[int, int]]:
+    """Yield (limit, use) in bytes of the memory of this process's cgroup and its parents (version 2).
 
     In a container the cgroup path may be the host's, which is not mounted; the mounted root then has the limit.
+    Cached files that can be dropped do not count as used.
 
     Args:
-        cgroup_file: The file that names the cgroups of this process.
+        cgroup_file: The file that names the cgroup of this process.
         cgroup_root: The folder where cgroups are mounted.
-        minus_usage: Yield what the limits leave. Cached files that are not in use do not count as used.
     """
     with contextlib.suppress(OSError):
-        for line in cgroup_file.read_text().splitlines():
-            _, controllers, path = line.split(':', 2)
-            if 'memory' in controllers.split(','):
-                root, names = cgroup_root / 'memory', ('limit_in_bytes', 'usage_in_bytes', 'total_inactive_file')
-            elif not controllers:
-                root, names = cgroup_root, ('max', 'current', 'inactive_file')
-            else:
-                continue
-            folder = root / path.lstrip('/')
-            for parent in (folder, *folder.parents):
-                with contextlib.suppress(OSError, ValueError):  # no such file, or `max`
-                    limit = int((parent / f'memory.{names[0]}').read_text())
-                    yield max(limit - read_cgroup_usage(parent, *names[1:]), 0) if minus_usage else limit
-                if parent == root:
-                    break
-
-
-def read_cgroup_usage(folder: Path, usage_name: str, cache_name: str) -> int:
-    """Return the memory in bytes that a cgroup uses, without cached files that can be dropped; 0 if unknown."""
-    try:
-        usage = int((folder / f'memory.{usage_name}').read_text())
-        cached = re.search(rf'^{cache_name} (\d+)$', (folder / 'memory.stat').read_text(), re.MULTILINE)
-    except (OSError, ValueError):
-        return 0
-    return usage - int(cached[1]) if cached else usage
+        folder = cgroup_root / cgroup_file.read_text().strip().rpartition('::/')[2]
+        for parent in (folder, *folder.parents):
+            with contextlib.suppress(OSError, ValueError):  # no such file, or `max`
+                limit = int((parent / 'memory.max').read_text())
+                cached = re.search(r'^inactive_file (\d+)$', (parent / 'memory.stat').read_text(), re.MULTILINE)
+                yield limit, int((parent / 'memory.current').read_text()) - (int(cached[1]) if cached else 0)
+            if parent == cgroup_root:
+                break
 
 
 def group_by_slice(devices: Sequence[jax.Device]) -> list[list[jax.Device]]:
@@ -150,26 +130,19 @@ def group_by_slice(devices: Sequence[jax.Device]) -> list[list[jax.Device]]:
 
 def compute_mesh_shape(hardware: Hardware, num_devices: int, num_slices: int = 1) -> tuple[int, int, int]:
     """Return the sizes of the mesh axes; raise UserError if devices would be idle or are too few."""
-    data, fsdp, tensor = requested = hardware.data, hardware.fsdp, hardware.tensor
+    data, fsdp, tensor = hardware.data, hardware.fsdp, hardware.tensor
     devices_per_tensor_shard = num_devices // tensor
     if fsdp is None:
         fsdp = devices_per_tensor_shard // (data or num_slices) or 1
     data = data or devices_per_tensor_shard // fsdp or 1
-    if math.prod((data, fsdp, tensor)) == num_devices:
-        return data, fsdp, tensor
-    flags = ' '.join(f'--{axis}={size}' for axis, size in zip(MESH_AXES, requested, strict=True) if size)
-    num_requested = math.prod(size or 1 for size in requested)
-    if num_requested > num_devices:
+    if data * fsdp * tensor != num_devices:
+        sizes = {axis: getattr(hardware, axis) for axis in MESH_AXES}
+        flags = ' '.join(f'--{axis}={size}' for axis, size in sizes.items() if size)
         raise UserError(
-            f'{flags} needs {num_requested} devices, and {num_devices} are available'
-            f'{format_devices_per_process()}; lower one of them'
+            f'{flags} does not fit {num_devices} devices; give sizes whose product is {num_devices}, or remove '
+            '--data and --fsdp'
         )
-    tensor = tensor if num_devices % (num_slices * tensor) == 0 else 1
-    example = f', such as --data={num_slices} --fsdp={num_devices // num_slices // tensor} --tensor={tensor}'
-    raise UserError(
-        f'{flags} leaves some of {num_devices} devices idle{format_devices_per_process()}; give sizes whose product '
-        f'is {num_devices}{"" if num_devices % num_slices else example}, or remove --data and --fsdp'
-    )
+    return data, fsdp, tensor
 
 
 def arrange_devices(mesh_shape: tuple[int, int, int], slices: list[list[jax.Device]]) -> np.ndarray:
@@ -237,10 +210,3 @@ def find_crossed_boundary(lines: Sequence[Sequence[jax.Device]]) -> str:
         if any(len({getattr(device, attribute, 0) for device in line}) > 1 for line in lines):
             return name
     return 'devices'
-
-
-def format_devices_per_process() -> str:
-    """Return a text with the number of devices of each process; empty for one process."""
-    counts = collections.Counter(device.process_index for device in get_devices())
-    description = ', '.join(f'{count} of process {index}' for index, count in sorted(counts.items()))
-    return f' ({description})' if len(counts) > 1 else ''

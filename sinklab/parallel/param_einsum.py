@@ -68,7 +68,11 @@ def sharded_einsum(
 def merged_heads_einsum(
     merged_dims: str, equation: str, axes: tuple, dtype: jnp.dtype | None, x: jax.Array, weight: jax.Array
 ):
-    """Compute an einsum with two dimensions merged, so that gathered shards are tiled as the whole matrix."""
+    """Compute an einsum with two dimensions merged, so that gathered shards are tiled as the whole matrix.
+
+    By the estimate of the compiler, a 1B step takes 289 instead of 302 ms on v5e:16x16, and 484 instead of 493 ms on
+    v5p:4x4x4.
+    """
     x_dims, weight_dims, y_dims = equation.replace('->', ',').split(',')
     if merged_dims not in weight_dims:
         return mixed_precision_einsum(equation, axes, dtype, x, weight)
@@ -94,7 +98,8 @@ def constrain_row_major(array: jax.Array, dims: str) -> jax.Array:
     """Make a TPU store the residual stream and merged heads row by row, if rows fill whole lanes.
 
     By itself, XLA stores them with the tokens as the last dimension, and transposes heads before and after attention.
-    What this gains is in docs/guides/parallelism.md; the inside of the FFN is left to XLA.
+    By the estimate of the compiler, a 1B step takes 0.94 (v5p) to 0.99 (v5e) of the time. The inside of the FFN is
+    left to XLA.
     """
     if dims not in ROW_MAJOR_DIMS or array.shape[-1] % NUM_LANES:
         return array
@@ -138,6 +143,7 @@ def einsum_backward(equation, axes, dtype, residuals, d_y):
     order = ''.join(dict.fromkeys(sharded_dims + weight_dims))
     if sharded_dims and y_dims == 'BTF' and d_y.shape[-1] % NUM_LANES == 0:
         # With two dimensions of tokens, this product takes up to 1.6 times as long on v5e by the estimate of XLA.
+        # A 1B step then takes 302 instead of 289 ms on v5e:16x16, but 476 instead of 484 ms on v5p:4x4x4.
         x, d_y = merge_dims(x, x_dims, 'BT'), merge_dims(d_y, y_dims, 'BT')
         x_dims, y_dims = x_dims.replace('BT', 'B'), y_dims.replace('BT', 'B')
     d_weight = jnp.einsum(f'{x_dims},{y_dims}->{order}', x, d_y, preferred_element_type=weight.dtype)

@@ -1,1 +1,1 @@
-"""Planning: compilation for devices that are not attached, memory and time estimates, layout search."""
+"""Planning: compilation of a run for devices that are not attached."""

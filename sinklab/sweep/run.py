@@ -128,7 +128,7 @@ def prepare_stores(runs: list[SweepRun]) -> None:
 
     Errors are suppressed, because the runs that need the store report them.
     """
-    from sinklab.data.prepare import open_corpus
+    from sinklab.data.run_data import open_corpus
 
     specs = [run.spec for run in runs if run.outcome == 'to do' and run.spec.data.task == 'text']
     for data, vocabulary in dict.fromkeys((replace(spec.data, seed=0), spec.model.vocabulary) for spec in specs):

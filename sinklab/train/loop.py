@@ -257,8 +257,8 @@ class Evaluator:
         self.spec, _, mesh, _ = program_args
         self.data, self.run_dir, self.state_callbacks, self.start_step = data, run_dir, state_callbacks, start_step
         translate_oom = memory_estimate.translate_oom_error_of_first_call
-        self.compute_valid_loss = translate_oom(make_validation_fn(*program_args), 'validation', program_args)
-        self.compute_probe = translate_oom(sink_probe.make_probe(self.spec, mesh), 'the probe', program_args)
+        self.compute_valid_loss = translate_oom(make_validation_fn(*program_args), 'validation')
+        self.compute_probe = translate_oom(sink_probe.make_probe(self.spec, mesh), 'the probe')
 
     def find_due(self, step_num: int) -> DueWork:
         """Find what is due after a step; evaluations also before the first step, everything after the last one."""
@@ -346,9 +346,9 @@ def compile_step(program_args: ProgramArgs, train_state: dict) -> Callable:
     """Compile the train step; raises UserError if the device memory does not suffice for it."""
     spec, _, mesh, _ = program_args
     lowered = step.make_train_step(*program_args).lower(train_state, *step.make_abstract_inputs(spec, mesh))
-    with memory_estimate.translate_oom_errors('the step', program_args):
+    with memory_estimate.translate_oom_errors('the step'):
         compiled_step = lowered.compile()
-    return memory_estimate.translate_oom_error_of_first_call(compiled_step, 'the step', program_args)
+    return memory_estimate.translate_oom_error_of_first_call(compiled_step, 'the step')
 
 
 def is_multiple(step_num: int, every_steps: int) -> bool:

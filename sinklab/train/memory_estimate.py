@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from flax import nnx
 
 from sinklab import chip_specs
-from sinklab.config.spec import SAVEABLE_ACTIVATIONS, Hardware, Spec, parse_saved_activations
-from sinklab.errors import UserError
+from sinklab.config.spec import SAVEABLE_ACTIVATIONS, Hardware, Spec
+from sinklab.errors import UserError, format_error
 from sinklab.parallel import device_mesh, sharding
 from sinklab.train import loss, state
 from sinklab.train.step import make_hidden_states_fn
@@ -28,6 +28,7 @@ USABLE_MEMORY_FRACTION = 0.9  # of a device's memory; the rest is for buffers th
 # Tokens that a CPU computes at once; a batch of more than twice as many is divided.
 CPU_MICRO_BATCH_TOKENS = 1024  # on all devices
 MIN_CPU_DEVICE_TOKENS = 512  # on each device
+LESS_MEMORY_HINT = 'a smaller --micro_batch, or more devices'
 MIN_WIDTH_TO_SAVE_PRODUCTS = 256  # on a CPU, narrower models recompute products faster than they store their results
 
 
@@ -133,7 +134,7 @@ def estimate_activation_bytes(
     return num_sequences * estimate_sequence_activation_bytes(spec, remat, backend, num_shards)
 
 
-@functools.lru_cache(maxsize=64)  # a layout search needs about ten for one spec, each several times
+@functools.lru_cache(maxsize=16)  # `auto` needs some of them several times
 def estimate_sequence_activation_bytes(spec: Spec, remat: str, backend: str, num_shards: int) -> int:
     """Estimate the bytes that the layers save for the backward pass of one sequence."""
     apply_model = make_hidden_states_fn(spec, remat=remat, backend=backend)
@@ -213,9 +214,10 @@ def choose_remat_policy(
         layout = dataclasses.replace(hardware, remat=remat)
         if estimate_memory(spec, layout, mesh, backend).total <= USABLE_MEMORY_FRACTION * memory_bytes:
             return remat
+    estimate = estimate_memory(spec, layout, mesh, backend)
     raise UserError(
         f'the step does not fit on a device of {memory_bytes / GIB:.1f} GiB even if all activations are recomputed; '
-        f'{suggest_less_memory(spec, layout, mesh, backend)}'
+        f'it needs, in GiB: {estimate}; give {LESS_MEMORY_HINT}'
     )
 
 
@@ -230,45 +232,24 @@ def get_default_remat_policy(width: int, platform: str) -> str:
     return 'attention,ffn' if width < MIN_WIDTH_TO_SAVE_PRODUCTS else 'attention,qkv,middle,ffn'
 
 
-def suggest_less_memory(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend: str) -> str:
-    """Describe the estimated memory, and suggest options that need less."""
-    saved = parse_saved_activations(hardware.remat) if hardware.remat != 'none' else None
-    options = [
-        f'--remat={policy}'
-        for policy in REMAT_POLICIES[1:]
-        if saved is None or parse_saved_activations(policy) < saved
-    ][:1]
-    batch_size = spec.optimizer.batch_size
-    half = hardware.get_micro_batch_size(batch_size) // 2
-    if half and batch_size % half == 0 and half % sharding.count_batch_shards(mesh) == 0:
-        options.append(f'--micro_batch={half}')
-    estimate = estimate_memory(spec, hardware, mesh, backend)
-    return f'by shapes it needs, in GiB: {estimate}; give {" or ".join([*options, "more devices"])}'
-
-
 @contextlib.contextmanager
-def translate_oom_errors(program: str, program_args: tuple) -> Iterator[None]:
+def translate_oom_errors(program: str) -> Iterator[None]:
     """Translate an out-of-memory error of a program into a UserError with options that need less memory.
 
     Use this only where a program is compiled and runs once. Later in a run, messages between processes may exhaust
     other resources, and a restart can help.
-
-    Args:
-        program: Name of the program in the message.
-        program_args: (spec, hardware, mesh, backend), to suggest options.
     """
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
         if 'RESOURCE_EXHAUSTED' not in str(error):
             raise
-        reason = ' '.join(str(error).split())[:200]
         raise UserError(
-            f'{program} does not fit on a device ({reason}); {suggest_less_memory(*program_args)}'
+            f'{program} does not fit on a device ({format_error(error)}); give --remat=full, {LESS_MEMORY_HINT}'
         ) from error
 
 
-def translate_oom_error_of_first_call(function: Callable, program: str, program_args: tuple) -> Callable:
+def translate_oom_error_of_first_call(function: Callable, program: str) -> Callable:
     """Wrap a function so that its first call waits for the results, and translates an out-of-memory error."""
     has_run = False
 
@@ -277,7 +258,7 @@ def translate_oom_error_of_first_call(function: Callable, program: str, program_
         if has_run:
             return function(*args)
         has_run = True
-        with translate_oom_errors(program, program_args):
+        with translate_oom_errors(program):
             return jax.block_until_ready(function(*args))
 
     return call

@@ -1,4 +1,4 @@
-"""Parser of compiled HLO text: collectives, buffers, kernels, and execution counts."""
+"""Parser of compiled HLO text: collectives, array types, kernels, and execution counts."""
 
 import collections
 import dataclasses
@@ -7,11 +7,12 @@ import math
 import re
 from collections.abc import Iterator
 
+import jax
 import numpy as np
 
 COMPUTATION_PATTERN = re.compile(r'(?:ENTRY )?%?([\w.\-]+) \(.*\{$')
 INSTRUCTION_PATTERN = re.compile(r'\s+(?:ROOT )?%?([\w.\-]+) = (.*?) ([a-z][\w\-]*)\((.*)$')
-ARRAY_PATTERN = re.compile(r'([a-z][a-z0-9]*)\[([\d,]*)\](?:\{([\d,]*)(?::T\((\d+),(\d+)\))?)?')
+ARRAY_PATTERN = re.compile(r'([a-z][a-z0-9]*)\[([\d,]*)\]')
 CALLEE_PATTERN = re.compile(
     r'(?:calls|body|condition)=%?([\w.\-]+)|(?:branch_computations|called_computations)=\{([^}]*)\}'
 )
@@ -185,7 +186,7 @@ class HloProgram:
 
     def make_megascale_collective(self, instruction: Instruction, kind: str, computation: str) -> Collective:
         """Make the collective of a transfer between slices, which the host sends in the background."""
-        dtype, shape, *_ = ARRAY_PATTERN.findall(instruction.type)[0]
+        dtype, shape = ARRAY_PATTERN.findall(instruction.type)[0]
         slices, last_device = re.search(
             r'_xla_megascale_target="\{([\d,]+)\}x\{0:(\d+)\}"', instruction.operands_and_attributes
         ).groups()
@@ -208,14 +209,14 @@ class HloProgram:
     def make_collective(self, instruction: Instruction, kind: str, computation: str, is_async: bool) -> Collective:
         arrays = select_result_arrays(instruction.opcode, ARRAY_PATTERN.findall(instruction.type))
         groups = parse_replica_groups(instruction.operands_and_attributes, self.num_devices)
-        num_bytes = sum(count_bytes(dtype, shape) for dtype, shape, *_ in arrays)
+        num_bytes = sum(count_bytes(dtype, shape) for dtype, shape in arrays)
         if kind == 'all-reduce' and SCATTER_FUSION_NAME in computation:
             kind = 'reduce-scatter'
         elif kind == 'reduce-scatter':
             num_bytes *= len(groups[0])
         return Collective(
             kind,
-            tuple(f'{dtype}[{shape}]' for dtype, shape, *_ in arrays),
+            tuple(f'{dtype}[{shape}]' for dtype, shape in arrays),
             num_bytes,
             groups,
             self.execution_counts[computation],
@@ -223,17 +224,17 @@ class HloProgram:
             instruction.op_name,
         )
 
-    def find_largest_buffers(self, max_buffers: int = 10) -> list[tuple[int, str, str]]:
-        """Return (bytes, type, op name) of the largest arrays, as laid out in memory."""
-        sizes: dict[tuple[str, str], int] = {}
-        for instruction, _ in self.list_executed_instructions():
-            if instruction.opcode not in ('parameter', 'get-tuple-element', 'tuple', 'while', 'bitcast'):
-                for array in ARRAY_PATTERN.finditer(instruction.type):
-                    sizes[array[0].split('{')[0], instruction.op_name] = count_padded_bytes(*array.groups())
-        return sorted(((size, *key) for key, size in sizes.items()), reverse=True)[:max_buffers]
+    def list_array_shapes(self) -> set[tuple[int, ...]]:
+        """List the shapes of the arrays that instructions make."""
+        return {
+            tuple(int(size) for size in shape.split(',') if size)
+            for instruction, _ in self.list_executed_instructions()
+            if instruction.opcode not in ('parameter', 'get-tuple-element', 'tuple', 'while', 'bitcast')
+            for _, shape in ARRAY_PATTERN.findall(instruction.type)
+        }
 
 
-def select_result_arrays(opcode: str, arrays: list) -> list:
+def select_result_arrays(opcode: str, arrays: list[tuple[str, str]]) -> list[tuple[str, str]]:
     """Select the arrays of an instruction's type that are results of the collective."""
     if opcode in ('all-gather-start', 'reduce-scatter-start'):
         return arrays[len(arrays) // 2 :]  # operands come first
@@ -245,17 +246,6 @@ def select_result_arrays(opcode: str, arrays: list) -> list:
 def count_bytes(dtype: str, shape: str) -> int:
     bits = {'pred': 8, 'token': 0}.get(dtype) or int(re.search(r'\d+', dtype)[0] if re.search(r'\d', dtype) else 0)
     return math.prod(int(size) for size in shape.split(',') if size) * bits // 8
-
-
-def count_padded_bytes(
-    dtype: str, shape: str, minor_to_major: str | None, rows: str | None, lanes: str | None
-) -> int:
-    """Count bytes in memory, where the last two dimensions are padded to tiles."""
-    sizes = [int(size) for size in shape.split(',') if size]
-    if rows and minor_to_major and len(sizes) > 1:
-        for dimension, tile in zip(map(int, minor_to_major.split(',')), (int(lanes), int(rows)), strict=False):
-            sizes[dimension] = -(-sizes[dimension] // tile) * tile
-    return count_bytes(dtype, ','.join(map(str, sizes)))
 
 
 def parse_replica_groups(attributes: str, num_devices: int) -> tuple[tuple[int, ...], ...]:
@@ -281,3 +271,11 @@ def parse_replica_groups(attributes: str, num_devices: int) -> tuple[tuple[int, 
     if pairs := re.search(r'source_target_pairs=\{(\{[\d,{}]*\})\}', attributes):
         return tuple(tuple(map(int, pair.split(','))) for pair in re.findall(r'\{([\d,]+)\}', pairs[1]))
     raise ValueError(f'unknown format of the devices of a collective: {attributes[:200]}')
+
+
+def find_crossed_axes(collective: Collective, mesh: jax.sharding.Mesh) -> str:
+    """Return the mesh axes that a collective crosses."""
+    coordinate_AN = np.array(np.unravel_index(collective.replica_groups[0], mesh.devices.shape))
+    return ','.join(
+        axis for axis, coordinates in zip(mesh.axis_names, coordinate_AN, strict=True) if len(set(coordinates)) > 1
+    )
