@@ -43,11 +43,6 @@ LATENT = dict(q_lora_rank=16, kv_lora_rank=16, qk_nope_head_dim=8, qk_rope_head_
 DEEPSEEK = LLAMA | LATENT | dict(num_key_value_heads=4, moe_intermediate_size=24, n_routed_experts=4, n_group=1)
 DEEPSEEK |= dict(num_experts_per_tok=2, n_shared_experts=1, topk_group=1, first_k_dense_replace=1)
 SPARSE = DEEPSEEK | dict(index_topk=4, index_head_dim=16, index_n_heads=4)
-ENCODER = BASE | dict(intermediate_size=48, is_decoder=True)
-DECODER = dict(vocab_size=VOCABULARY, d_model=32, decoder_layers=3, decoder_attention_heads=4, decoder_ffn_dim=48)
-DECODER |= dict(encoder_layers=2, encoder_attention_heads=4, encoder_ffn_dim=48, max_position_embeddings=128)
-DECODER |= dict(pad_token_id=0, bos_token_id=1, eos_token_id=1, decoder_start_token_id=1, forced_eos_token_id=1)
-DECODER |= dict(is_decoder=True, is_encoder_decoder=False)
 FOUR_LAYERS = LLAMA | dict(num_hidden_layers=4)
 MAMBA = dict(mamba_n_heads=4, mamba_d_head=16, mamba_d_state=8, mamba_n_groups=1)
 DELTA_NET = dict(linear_num_value_heads=4, linear_key_head_dim=8, linear_value_head_dim=8)
@@ -55,45 +50,13 @@ RECURRENT = dict(vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=3)
 
 # {model type of transformers: fields of its config}.
 FAMILIES: dict[str, dict[str, Any]] = {
-    'afmoe': WIDE_HEADS | MOE | WINDOW | dict(num_dense_layers=1, num_hidden_layers=4),
-    'apertus': LLAMA,
-    'arcee': LLAMA,
-    'axk2': SPARSE | dict(gated_norm_rank=4),
-    'bailing_hybrid': DEEPSEEK | dict(num_hidden_layers=4, layer_types=['linear_attention', 'full_attention'] * 2),
-    'bamba': FOUR_LAYERS | MAMBA | dict(attn_layer_indices=[1, 3]),
-    'bart': DECODER,
-    'bert': ENCODER,
-    'biogpt': BASE | dict(intermediate_size=48),
-    'bitnet': LLAMA,
     'bloom': dict(vocab_size=VOCABULARY, hidden_size=32, n_layer=3, n_head=4),
-    'codegen': GPT | dict(rotary_dim=4),
     'cohere': LLAMA,
     'cohere2': FOUR_LAYERS | WINDOW,
-    'cpmant': RECURRENT | dict(num_attention_heads=4, dim_head=8, dim_ff=48, prompt_types=4, prompt_length=4),
-    'ctrl': dict(vocab_size=VOCABULARY, n_embd=32, n_layer=3, n_head=4, n_positions=128, dff=48),
-    'dbrx': dict(
-        vocab_size=VOCABULARY,
-        d_model=32,
-        n_layers=3,
-        n_heads=4,
-        max_seq_len=128,
-        attn_config=dict(kv_n_heads=2, rope_theta=1e4, clip_qkv=8),
-        ffn_config=dict(ffn_hidden_size=48, moe_num_experts=2, moe_top_k=1, hidden_size=32),
-    ),
-    'deepseek_v2': DEEPSEEK,
     'deepseek_v3': DEEPSEEK,
     'deepseek_v32': SPARSE,
-    'diffllama': LLAMA,
-    'doge': LLAMA,
-    'dots1': DEEPSEEK,
-    'dots3_note_text': SPARSE | dict(shared_experts_intermediate_size=24),
-    'ernie4_5': NARROW_HEADS,
-    'ernie4_5_moe': LLAMA | dict(moe_num_experts=4, moe_k=2, moe_intermediate_size=24),
-    'exaone4': LLAMA | WINDOW,
     'falcon': BASE | dict(num_kv_heads=1),
     'falcon_h1': LLAMA | MAMBA | dict(mamba_d_ssm=64),
-    'falcon_mamba': RECURRENT | dict(state_size=8),
-    'flex_olmo': LLAMA | dict(num_experts=4, num_experts_per_tok=2),
     'gemma': WIDE_HEADS,
     'gemma2': WIDE_HEADS | WINDOW | dict(query_pre_attn_scalar=16),
     'gemma3_text': WIDE_HEADS | WINDOW,
@@ -118,177 +81,50 @@ FAMILIES: dict[str, dict[str, Any]] = {
         global_head_dim=32,
         layer_types=['sliding_attention', 'full_attention'] * 2,
     ),
-    'glm': NARROW_HEADS,
     'glm4': NARROW_HEADS,
-    'glm4_moe': DEEPSEEK,
-    'glm_moe_dsa': SPARSE,
     'gpt2': GPT,
     'gpt_bigcode': GPT,
-    'gpt_neo': BASE
-    | dict(num_hidden_layers=4, attention_types=[[['global', 'local'], 2]], window_size=8, intermediate_size=48),
     'gpt_neox': BASE | dict(intermediate_size=48),
-    'gpt_neox_japanese': BASE,
     'gpt_oss': WIDE_HEADS | LOCAL_EXPERTS | dict(sliding_window=64),
     'gptj': GPT | dict(rotary_dim=4),
     'granite': LLAMA,
     'granite_swa': LLAMA | WINDOW,
-    'granitemoe': LLAMA | LOCAL_EXPERTS,
-    'granitemoe_swa': LLAMA | LOCAL_EXPERTS | WINDOW,
-    'granitemoehybrid': LLAMA
-    | LOCAL_EXPERTS
-    | MAMBA
-    | dict(shared_intermediate_size=24, layers_block_type=['mamba', 'attention', 'mamba']),
-    'granitemoeshared': LLAMA | LOCAL_EXPERTS | dict(shared_intermediate_size=24),
-    'helium': NARROW_HEADS,
-    'hrm_text': LLAMA,
-    'hunyuan_v1_dense': NARROW_HEADS,
-    'hunyuan_v1_moe': NARROW_HEADS | dict(num_experts=2, moe_topk=1),
-    'hy_v4': SPARSE | dict(hc_mult=2),
-    'inkling2_text': WIDE_HEADS
-    | MOE
-    | dict(
-        n_routed_experts=4,
-        swa_num_attention_heads=4,
-        swa_num_key_value_heads=2,
-        swa_head_dim=16,
-        sliding_window_size=8,
-        rel_extent=16,
-        d_rel=4,
-        unpadded_vocab_size=VOCABULARY,
-        n_layers_per_attn_res_block=2,
-    ),
     'jamba': FOUR_LAYERS | dict(attn_layer_period=2, attn_layer_offset=1, num_experts=2, use_mamba_kernels=False),
-    'jetmoe': RECURRENT
-    | dict(num_key_value_heads=2, kv_channels=8, intermediate_size=48, num_local_experts=4, num_experts_per_tok=2),
-    'kimi_linear': DEEPSEEK
-    | dict(
-        num_hidden_layers=4,
-        layer_types=['linear_attention', 'full_attention'] * 2,
-        linear_num_heads=4,
-        linear_head_dim=8,
-    ),
     'laguna': WIDE_HEADS | MOE | dict(num_attention_heads_per_layer=[4, 8, 4]),
     'lfm2': FOUR_LAYERS | dict(layer_types=['conv', 'full_attention'] * 2),
-    'lfm2_moe': FOUR_LAYERS | MOE | dict(layer_types=['conv', 'full_attention'] * 2, num_dense_layers=1),
     'llama': LLAMA,
     'llama4_text': NARROW_HEADS | LOCAL_EXPERTS | dict(intermediate_size_mlp=48, num_hidden_layers=4),
     'longcat_flash': {name: value for name, value in DEEPSEEK.items() if name != 'num_hidden_layers'}
     | dict(num_layers=2, ffn_hidden_size=48, expert_ffn_hidden_size=24, moe_topk=2, zero_expert_num=1),
     'mamba': RECURRENT | dict(state_size=8),
-    'mamba2': RECURRENT | dict(state_size=8, num_heads=4, head_dim=16, n_groups=1),
-    'mimo_v2_flash': WIDE_HEADS | MOE,
-    'minicpm3': DEEPSEEK,
     'minimax': WIDE_HEADS
     | LOCAL_EXPERTS
     | dict(num_hidden_layers=4, layer_types=['linear_attention', 'full_attention'] * 2, block_size=8),
-    'minimax_m2': WIDE_HEADS | LOCAL_EXPERTS | dict(rotary_dim=8),
     'ministral': WIDE_HEADS,
     'mistral': LLAMA | WINDOW,
     'mixtral': LLAMA | LOCAL_EXPERTS,
-    'modernbert-decoder': BASE | WINDOW | dict(intermediate_size=48, local_attention=8),
-    'mpt': dict(vocab_size=VOCABULARY, d_model=32, n_layers=3, n_heads=4, max_seq_len=128),
     'nanochat': NARROW_HEADS,
     'nemotron': LLAMA,
-    'nemotron_h': WIDE_HEADS
-    | dict(
-        num_hidden_layers=4,
-        layers_block_type=['mamba', 'attention', 'mamba', 'mlp'],
-        mamba_num_heads=4,
-        mamba_head_dim=16,
-        ssm_state_size=8,
-        n_groups=1,
-    ),
     'olmo': LLAMA,
     'olmo2': LLAMA,
     'olmo3': LLAMA | WINDOW,
-    'olmo_hybrid': FOUR_LAYERS
-    | DELTA_NET
-    | dict(linear_num_key_heads=4, layer_types=['linear_attention', 'full_attention'] * 2),
     'olmoe': LLAMA | dict(num_experts=4, num_experts_per_tok=2),
-    'openai-gpt': GPT,
     'opt': BASE | dict(ffn_dim=64, word_embed_proj_dim=32),
-    'persimmon': BASE | dict(intermediate_size=48),
     'phi': LLAMA,
     'phi3': LLAMA,
-    'phimoe': LLAMA | dict(num_local_experts=2, num_experts_per_tok=2),
-    'prophetnet': {name: value for name, value in BASE.items() if name != 'num_hidden_layers'}
-    | dict(
-        num_decoder_layers=3,
-        num_encoder_layers=2,
-        num_decoder_attention_heads=4,
-        num_encoder_attention_heads=4,
-        decoder_ffn_dim=48,
-        encoder_ffn_dim=48,
-        is_decoder=True,
-    ),
     'qwen2': LLAMA,
-    'qwen2_moe': LLAMA | MOE | dict(shared_expert_intermediate_size=24),
     'qwen3': WIDE_HEADS,
-    'qwen3_5_text': WIDE_HEADS | DELTA_NET | dict(num_hidden_layers=4, linear_num_key_heads=2),
     'qwen3_moe': WIDE_HEADS | MOE,
     'qwen3_next': WIDE_HEADS
     | MOE
     | DELTA_NET
     | dict(num_hidden_layers=4, linear_num_key_heads=2, shared_expert_intermediate_size=24),
-    'recurrent_gemma': NARROW_HEADS | dict(lru_width=32, attention_window_size=8),
-    'reformer': dict(
-        vocab_size=VOCABULARY,
-        is_decoder=True,
-        hidden_size=32,
-        num_attention_heads=4,
-        attention_head_size=8,
-        axial_pos_shape=[8, 16],
-        axial_pos_embds_dim=[16, 16],
-        feed_forward_size=48,
-        attn_layers=['local', 'lsh'],
-        max_position_embeddings=128,
-        num_buckets=2,
-    ),
     'rwkv': RECURRENT | dict(attention_hidden_size=32, context_length=128),
     'seed_oss': WIDE_HEADS,
     'smollm3': LLAMA,
     'stablelm': LLAMA,
     'starcoder2': LLAMA,
-    'vaultgemma': WIDE_HEADS | WINDOW,
-    'whisper': DECODER | dict(max_target_positions=128, suppress_tokens=None, begin_suppress_tokens=None),
-    'xglm': dict(
-        vocab_size=VOCABULARY,
-        d_model=32,
-        num_layers=3,
-        attention_heads=4,
-        ffn_dim=48,
-        max_position_embeddings=128,
-    ),
-    'xlm': dict(vocab_size=VOCABULARY, emb_dim=32, n_layers=3, n_heads=4, max_position_embeddings=128, causal=True),
     'xlnet': dict(vocab_size=VOCABULARY, d_model=32, n_layer=3, n_head=4, d_inner=48),
-    'xlstm': RECURRENT | dict(num_heads=4),
-    'youtu': DEEPSEEK,
-    'zamba': LLAMA
-    | dict(
-        num_hidden_layers=6,
-        num_key_value_heads=4,
-        attention_hidden_size=64,
-        attention_head_dim=16,
-        attn_layer_period=3,
-        attn_layer_offset=2,
-        use_mamba_kernels=False,
-        mamba_d_state=8,
-        n_mamba_heads=2,
-    ),
-    'zamba2': FOUR_LAYERS
-    | dict(
-        num_key_value_heads=4,
-        attention_hidden_size=64,
-        attention_head_dim=16,
-        layers_block_type=['mamba', 'hybrid', 'mamba', 'hybrid'],
-        num_mem_blocks=1,
-        mamba_d_state=8,
-        n_mamba_heads=4,
-        mamba_headdim=16,
-        mamba_ngroups=1,
-        hybrid_layer_ids=[1, 3],
-    ),
-    'zaya': LLAMA,
 }
 
 

@@ -278,7 +278,6 @@ TRAINING_METRICS = {
 ON_REQUEST_METRICS = {
     'loss': ('measure --loss', 'nats', 'Mean cross-entropy of the measured texts, every token but the first.'),
     'selection/{k}': ('measure --selection', 'nats', 'Increase of that loss when the queries of layer k are 0.'),
-    'perturbation/{k}': ('measure --perturb', '', 'Relative change of hidden states when one token is replaced.'),
     'perplexity': ('stream', '', 'Perplexity of a long text with a KV cache of first and recent tokens.'),
 }
 # Metrics that sinklab/report/sweep_table.py computes from the records of a finished run.

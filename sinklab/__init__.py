@@ -26,9 +26,7 @@ LAZY_IMPORTS = {
 }
 
 
-def open(
-    model_ref: str, *, bos: str = 'auto', remote_code: bool = False, dtype: str | None = None
-) -> 'OpenedRun | OpenedModel':
+def open(model_ref: str, *, bos: str = 'auto', dtype: str | None = None) -> 'OpenedRun | OpenedModel':
     """Open a run or a model of transformers, to look at its attention and to measure it; nothing is written.
 
     Args:
@@ -37,7 +35,6 @@ def open(
             still be training.
         bos: What a text begins with. `auto`: what training or the model's tokenizer puts there; `none`: the text
             itself; `force`: BOS.
-        remote_code: Execute the Python code that comes with a model of transformers.
         dtype: The dtype to compute in, `float32` or `bfloat16`; None: that of the run's config, or float32 for a
             model of transformers.
 
@@ -51,7 +48,7 @@ def open(
     """
     from sinklab import opened_models
 
-    return opened_models.open(model_ref, bos=bos, remote_code=remote_code, dtype=dtype)
+    return opened_models.open(model_ref, bos=bos, dtype=dtype)
 
 
 def __getattr__(name: str) -> Any:

@@ -33,13 +33,11 @@ class AttentionMatrices:
     """The attention matrices of one text, as `sinklab.open(...).attention(text)` returns them.
 
     Attributes:
-        matrix_LHTS: NumPy array in float32 (layers, heads, queries, keys). Where layers differ in their number of
-            heads, a head that a layer lacks is nan.
+        matrix_LHTS: NumPy array in float32 (layers, heads, queries, keys).
         queries: The tokens of the text.
         keys: The same tokens. Before them stand the names, in brackets, of the keys that every query sees and that
             are no part of the text, such as `(sink_token)`.
-        layers: The layer of the model, from 0, of each matrix. Layers without attention are left out, and a layer
-            with two attentions stands here twice.
+        layers: The layer of the model, from 0, of each matrix. Layers without attention are left out.
     """
 
     matrix_LHTS: np.ndarray
@@ -53,20 +51,18 @@ class AttentionMatrices:
 
     def strongest(self) -> tuple[int, int]:
         """Return (layer of the model, head), from 0, of the largest mean attention to the first token."""
-        index, head = self._find_strongest(np.ones(self.matrix_LHTS.shape[:2], bool))
+        index, head = self._find_strongest(None, None)
         return self.layers[index], head
 
-    def plot(self, layer: int | None = None, head: int | None = None, place: int | None = None) -> Any:
+    def plot(self, layer: int | None = None, head: int | None = None) -> Any:
         """Draw the attention matrix of one head.
 
         If several matrices fit the arguments, the one with the largest mean attention to the first token is drawn.
         Arguments are indices and count from 0. The title counts layers and heads from 1, as reports do.
 
         Args:
-            layer: The layer of the model, from 0; None: any. For a layer with two attentions, the matrix with the
-                stronger head is drawn.
+            layer: The layer of the model, from 0; None: any.
             head: The head, from 0; None: any.
-            place: The index of the matrix in `layers` and `matrix_LHTS`, from 0, instead of `layer`.
 
         Returns:
             A matplotlib figure.
@@ -77,12 +73,7 @@ class AttentionMatrices:
         from matplotlib import rc_context
         from matplotlib.figure import Figure
 
-        index, head = self._select_matrix(layer, head, place)
-        layer, same_layer = (
-            self.layers[index],
-            [i for i, number in enumerate(self.layers) if number == self.layers[index]],
-        )
-        suffix = f', matrix {same_layer.index(index) + 1} of {len(same_layer)}' if len(same_layer) > 1 else ''
+        index, head = self._find_strongest(layer, head)
         size = 2 + 0.2 * len(self.keys)
         with rc_context(FIGURE_RC_PARAMS):  # a text keeps the settings that hold when it is created
             figure = Figure(figsize=(size, size), layout='constrained')
@@ -90,44 +81,33 @@ class AttentionMatrices:
             image = axes.imshow(self.matrix_LHTS[index, head], cmap='viridis', vmin=0)
             axes.set_xticks(range(len(self.keys)), map(format_token, self.keys), rotation=90, fontsize=7)
             axes.set_yticks(range(len(self.queries)), map(format_token, self.queries), fontsize=7)
-            axes.set(xlabel='key', ylabel='query', title=f'layer {layer + 1}{suffix}, head {head + 1}')
+            axes.set(xlabel='key', ylabel='query', title=f'layer {self.layers[index] + 1}, head {head + 1}')
             figure.colorbar(image, shrink=0.6, label='attention')
         return figure
 
-    def _select_matrix(self, layer: int | None, head: int | None, place: int | None) -> tuple[int, int]:
-        """Return (place, head) of the strongest of the matrices that fit the arguments of `plot`.
+    def _find_strongest(self, layer: int | None, head: int | None) -> tuple[int, int]:
+        """Return (index of the matrix, head) with the largest mean attention to the first token.
+
+        Args:
+            layer: The layer of the model, from 0; None: any.
+            head: The head, from 0; None: any.
 
         Raises:
-            UserError: There is no such matrix.
+            UserError: There is no such layer or head.
         """
-        num_matrices, num_heads = self.matrix_LHTS.shape[:2]
-        if place is not None and (layer is not None or not 0 <= place < num_matrices):
-            raise UserError(f'place={place} must be 0 to {num_matrices - 1}, without a layer')
-        candidate_LH = np.ones((num_matrices, num_heads), bool)
-        if layer is not None:
-            candidate_LH &= (np.array(self.layers) == layer)[:, None]
-        if place is not None:
-            candidate_LH &= (np.arange(num_matrices) == place)[:, None]
-        if head is not None:
-            candidate_LH &= np.arange(num_heads) == head
-        if not candidate_LH.any():
-            has_all_layers = self.layers == tuple(range(num_matrices))
-            layers = f'0 to {num_matrices - 1}' if has_all_layers else ', '.join(map(str, dict.fromkeys(self.layers)))
-            request = ' '.join(
-                f'{name} {value}' for name, value in (('layer', layer), ('head', head)) if value is not None
-            )
+        num_heads = self.matrix_LHTS.shape[1]
+        is_candidate_LH = np.array([layer in (None, other) for other in self.layers])[:, None]
+        is_candidate_LH = is_candidate_LH & np.array([head in (None, other) for other in range(num_heads)])
+        if not is_candidate_LH.any():
+            layers = ', '.join(map(str, self.layers))
             raise UserError(
-                f'there is no {request}; indices count from 0: layers {layers}, heads 0 to {num_heads - 1}'
+                f'there is no layer {layer}, head {head}; indices count from 0: layers {layers}, heads 0 to '
+                f'{num_heads - 1}'
             )
-        return self._find_strongest(candidate_LH)
-
-    def _find_strongest(self, candidate_LH: np.ndarray) -> tuple[int, int]:
         first_LH = self.matrix_LHTS[..., len(self.keys) - len(self.queries)].mean(-1)
-        first_LH = np.where(
-            candidate_LH, np.where(np.isnan(first_LH), -1, first_LH), -2
-        )  # nan: a head that a layer lacks
-        index, head = np.unravel_index(first_LH.argmax(), first_LH.shape)
-        return int(index), int(head)
+        first_LH = np.where(is_candidate_LH, first_LH, -np.inf)
+        index, strongest_head = np.unravel_index(first_LH.argmax(), first_LH.shape)
+        return int(index), int(strongest_head)
 
 
 def format_token(token: str) -> str:
@@ -137,21 +117,6 @@ def format_token(token: str) -> str:
 
 def extract_attention(arrays: dict[str, Any]) -> dict[str, Any]:
     return {name: arrays[name] for name in ('attention_LPHTS',) if name in arrays}
-
-
-def split_heads_by_layer(matrix_LHTS: np.ndarray, heads_per_layer: tuple[int, ...]) -> np.ndarray:
-    """Split heads into layers if the layers have different numbers of heads.
-
-    The heads are then the heads of one layer of `matrix_LHTS`. A head that a layer lacks becomes nan.
-    """
-    if len(set(heads_per_layer)) < 2:
-        return matrix_LHTS
-    padded_LHTS = np.full(
-        (len(heads_per_layer), max(heads_per_layer), *matrix_LHTS.shape[2:]), np.nan, matrix_LHTS.dtype
-    )
-    for layer, matrix_HTS in enumerate(np.split(matrix_LHTS[0], np.cumsum(heads_per_layer)[:-1])):
-        padded_LHTS[layer, : len(matrix_HTS)] = matrix_HTS
-    return padded_LHTS
 
 
 class OpenedModel:
@@ -206,7 +171,7 @@ class OpenedModel:
         ids_PT = self.ids(text)
         arrays = self._select_subject(edit, ids_PT.shape[1]).capture(ids_PT, extract_attention)
         tokens = self.subject.decode_tokens(ids_PT[0])
-        matrix_LHTS = split_heads_by_layer(arrays['attention_LPHTS'][:, 0], self.subject.heads_per_layer)
+        matrix_LHTS = arrays['attention_LPHTS'][:, 0]
         layers = self.subject.array_layers.get('attention_LPHTS') or range(1, len(matrix_LHTS) + 1)
         layers = tuple(layer - 1 for layer in layers)
         return AttentionMatrices(matrix_LHTS, tokens, [*self.subject.get_learned_key_names(), *tokens], layers)

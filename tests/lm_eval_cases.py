@@ -12,7 +12,6 @@ QUESTIONS = [
     dict(question='ponm', choices=[' ', ' of', ' ab cd ef gh ij kl mn op ab cd ef gh'], answer=0),
 ]
 TEXTS = ['abc', 'def abc nop ' * 12, 'a b c d e f g h']
-CONTEXTS = ['abc de', 'nop abc']
 
 CHOICE_TASK = dict(
     output_type='multiple_choice',
@@ -28,17 +27,9 @@ TEXT_TASK = dict(
     doc_to_target='{{text}}',
     metric_list=[dict(metric='byte_perplexity'), dict(metric='bits_per_byte')],
 )
-ANSWER_TASK = dict(
-    output_type='generate_until',
-    doc_to_text='{{text}}',
-    doc_to_target='{{answer}}',
-    generation_kwargs=dict(until=['\n'], max_gen_toks=5, do_sample=False),
-    metric_list=[dict(metric='exact_match')],
-)
 TASKS = {
     'mine_choice': (CHOICE_TASK, QUESTIONS),
     'mine_text': (TEXT_TASK, [dict(text=text) for text in TEXTS]),
-    'mine_answer': (ANSWER_TASK, [dict(text=text, answer='') for text in CONTEXTS]),
 }
 
 
@@ -87,16 +78,3 @@ def score_continuation(run, context, continuation):
         end = min(start + max_ids, len(ids))
         results.append(score_last_ids(run, [*prefix_ids, *ids[: end - 1][-max_ids:], ids[end - 1]], end - start))
     return sum(score for score, _ in results), all(is_likeliest for _, is_likeliest in results)
-
-
-def continue_greedily(run, context, count):
-    """Continue a context with the most likely token, up to `count` times or to the end of the text."""
-    ids, max_ids, continuation = encode_text(run, context), run.spec.data.length - len(get_prefix_ids(run)), []
-    for _ in range(count):
-        logits_TV, _, _ = reference.run_forward(
-            run.params, np.array([*get_prefix_ids(run), *[*ids, *continuation][-max_ids:]]), run.spec
-        )
-        if (next_id := int(logits_TV[-1].argmax())) == run.spec.data.end_token:
-            break
-        continuation.append(next_id)
-    return run.tokenizer.decode(continuation, skip_special_tokens=False)

@@ -37,7 +37,6 @@ def make_configs() -> dict:
         'gemma': hf.GemmaConfig(**llama, head_dim=16),
         'gpt_oss': hf.GptOssConfig(**llama, **experts),
         'jamba': hf.JambaConfig(**llama | mamba, use_mamba_kernels=False),
-        'bloom': hf.BloomConfig(vocab_size=VOCABULARY, hidden_size=32, n_layer=3, n_head=4),
     }
 
 

@@ -3,7 +3,6 @@
 import dataclasses
 import importlib.util
 import math
-import re
 
 import jax.numpy as jnp
 import numpy as np
@@ -18,9 +17,7 @@ import sinklab
 from sinklab import Edit, UserError
 from sinklab.analysis import run_model
 from sinklab.analysis.edits import apply_edits
-from sinklab.analysis.measure import measure_cached, measure_model
 from sinklab.analysis.run_model import find_run_tokenizer
-from sinklab.checkpoint import checkpointer
 from sinklab.errors import format_extra_command
 from sinklab.hf import convert
 
@@ -276,46 +273,6 @@ def test_edit_without_effect_gives_equal_numbers(models, kind, target):
 
 
 @BOTH_KINDS
-@pytest.mark.parametrize('target', TARGETS)
-def test_edit_changes_only_its_layer_heads_positions_and_later_layers(models, kind, target):
-    """Compare with another value in the same layer: a run's programs with and without edits may round differently."""
-    model, ids_PT = models[kind], models['run'].ids(TEXTS)
-    heads = dict(heads=(1,)) if target != 'residual' else {}
-    edits = [Edit(target, positions=4, layers=(1,), value=value, **heads) for value in (keep, 0.0)]
-    before, after = (capture(model, ids_PT, edit) for edit in edits)
-    for name in ARRAYS:
-        np.testing.assert_array_equal(after[name][0], before[name][0], err_msg=f'{name} of layer 0')
-        assert np.abs(after[name][2] - before[name][2]).max() > 1e-4, f'{name} of layer 2'
-    others = [0, 2, 3]
-    np.testing.assert_array_equal(after['attention_LPHTS'][1, :, others], before['attention_LPHTS'][1, :, others])
-    np.testing.assert_array_equal(after['head_LPTHK'][1, :, :, others], before['head_LPTHK'][1, :, :, others])
-    np.testing.assert_array_equal(after['head_LPTHK'][1, :, :4], before['head_LPTHK'][1, :, :4])
-    if target == 'residual':
-        assert not after['residual_LPTD'][1, :, 4].any()
-        np.testing.assert_array_equal(after['residual_LPTD'][1, :, 5:], before['residual_LPTD'][1, :, 5:])
-    else:
-        assert np.abs(after['head_LPTHK'][1, :, 4:, 1] - before['head_LPTHK'][1, :, 4:, 1]).min(-1).max() > 1e-4
-    array_names = dict(key='key_LPSHK', value='value_LPSHK')
-    if target in array_names:
-        assert not after[array_names[target]][1, :, 4, 1].any()
-        changed = after[array_names[target]] != before[array_names[target]]
-        assert changed[1].sum() == changed[1, :, 4, 1].sum()
-
-
-@BOTH_KINDS
-def test_key_of_zero_has_score_of_zero(models, kind):
-    model, ids_PT = models[kind], models['run'].ids(TEXTS)
-    arrays = model.subject.copy_with_edits((Edit('key', positions=2),)).capture(
-        ids_PT, lambda arrays: {name: arrays[name] for name in ('attention_LPHTS', 'query_LPTHK', 'key_LPSHK')}
-    )
-    attention, query, key = (np.float64(arrays[name]) for name in ('attention_LPHTS', 'query_LPTHK', 'key_LPSHK'))
-    weight = np.exp(np.einsum('lpthk,lpshk->lphts', query, key) / math.sqrt(query.shape[-1]))
-    weight *= np.tri(ids_PT.shape[1])
-    np.testing.assert_array_equal(weight[..., 2:, 2], 1)
-    np.testing.assert_allclose(attention, weight / weight.sum(-1, keepdims=True), atol=1e-6)
-
-
-@BOTH_KINDS
 def test_attention_and_measure_show_the_edited_pass(models, kind):
     model = models[kind]
     edit = Edit('attention', layers=(0, 2), heads=(1,))
@@ -369,15 +326,6 @@ def test_compare_in_bfloat16_shows_differences_of_edits_alone(run_path, monkeypa
     table = model.compare(TEXTS, edits | {'key': Edit('key')}, names=())
     assert {numbers['loss'] for label, numbers in table.items() if label != 'key'} == {table['without']['loss']}
     assert table['key']['loss'] != table['without']['loss']
-
-
-def test_compare_reads_the_parameters_once(run_path, monkeypatch):
-    calls, restore = [], checkpointer.restore_parameters
-    monkeypatch.setattr(
-        checkpointer, 'restore_parameters', lambda *args, **options: calls.append(args) or restore(*args, **options)
-    )
-    sinklab.open(run_path).compare(TEXTS, {'key': Edit('key'), 'value': Edit('value')})
-    assert len(calls) == 1
 
 
 @BOTH_KINDS
@@ -478,57 +426,36 @@ def test_weights_too_small_to_be_scaled_are_not_edited(convert_array):
     ],
     ids=str,
 )
-def test_invalid_edit_is_rejected_with_its_value(fields):
-    name, value = [*fields.items()][-1]
-    with pytest.raises(UserError, match=re.escape(f'{name}={value!r}')):
+def test_invalid_edit_is_rejected(fields):
+    with pytest.raises(UserError):
         Edit(**dict(target='key') | fields)
-
-
-def test_rejected_target_and_value_name_the_allowed_ones():
-    with pytest.raises(UserError) as error:
-        Edit('atention')
-    assert all(name in str(error.value) for name in TARGETS)
-    for target in TARGETS:
-        with pytest.raises(UserError) as error:
-            Edit(target, value='zero')
-        assert ("'mean'" in str(error.value)) == (target != 'attention')
 
 
 @BOTH_KINDS
 @pytest.mark.parametrize(
-    ('edit', 'pattern'),
+    'edit',
     [
-        (Edit('key', layers=(0, 3)), r'3\b.* 0 to 2'),
-        (Edit('residual', layers=9), r'9\b.* 0 to 2'),
-        (Edit('value', heads=4), r'4\b.* 0 to 3'),
-        (Edit('value', dimensions=(0, 99)), r'99\b.* 0 to'),
-        (Edit('attention', positions=500), '500'),
-        (Edit('attention', value=lambda weights: weights[..., :1]), r'\(1, 1, 4, 1\)'),
-        (Edit('attention', value=lambda weights: None), r'\(\)'),
-        ('key', "edit='key'"),
-        ([Edit('key'), None], 'edit=.* None]'),
+        Edit('key', layers=(0, 3)),
+        Edit('residual', layers=9),
+        Edit('value', heads=4),
+        Edit('value', dimensions=(0, 99)),
+        Edit('attention', positions=500),
+        Edit('attention', value=lambda weights: weights[..., :1]),
+        Edit('attention', value=lambda weights: None),
+        'key',
+        [Edit('key'), None],
     ],
 )
-def test_edit_that_does_not_fit_the_model_is_rejected(models, kind, edit, pattern):
+def test_edit_that_does_not_fit_the_model_is_rejected(models, kind, edit):
     model = models[kind]
     for method in (model.attention, model.loss, lambda text, edit: model.measure('sink', text, edit), model.compare):
-        with pytest.raises(UserError, match=pattern):
+        with pytest.raises(UserError):
             method(TEXTS[0], edit)
 
 
-@pytest.mark.parametrize(
-    'function',
-    [
-        lambda key: np.clip(np.array(key), 0, 1),
-        lambda key: key if key.sum() > 0 else 0 * key,
-        lambda key: key[key > 0],
-        lambda key: np.zeros(4)[key.argmax()] + key,
-    ],
-    ids=('array', 'condition', 'boolean index', 'index'),
-)
-def test_function_that_jax_cannot_trace_is_rejected(run, function):
-    with pytest.raises(UserError, match='jax'):
-        run.loss(TEXTS, Edit('key', value=function))
+def test_function_that_jax_cannot_trace_is_rejected(run):
+    with pytest.raises(UserError):
+        run.loss(TEXTS, Edit('key', value=lambda key: key if key.sum() > 0 else 0 * key))
 
 
 @BOTH_KINDS
@@ -536,24 +463,6 @@ def test_error_of_a_function_is_raised_as_it_is(models, kind):
     with pytest.raises(TypeError) as error:
         models[kind].loss(TEXTS, Edit('key', value=lambda key: key + len(3)))
     assert not isinstance(error.value, UserError)
-
-
-@BOTH_KINDS
-def test_cached_numbers_are_those_of_the_edits(models, kind, tmp_path, monkeypatch):
-    monkeypatch.setenv('SINKLAB_CACHE', str(tmp_path))
-    subject, ids_PT = models[kind].subject, models['run'].ids(TEXTS)
-    edits = [(), (Edit('key'),), (Edit('key', value='mean'),), (Edit('key'), Edit('value'))]
-    digests = {subject.copy_with_edits(edit).digest for edit in edits}
-    assert len(digests) == len(edits)
-    assert subject.digest in digests
-    for _ in range(2):  # the first pass writes the cache, and the second one reads it
-        for edit in edits:
-            edited_subject = subject.copy_with_edits(edit)
-            np.testing.assert_equal(
-                measure_cached(edited_subject, ids_PT).numbers, measure_model(edited_subject, ids_PT).numbers
-            )
-    with pytest.raises(UserError, match='double'):
-        measure_cached(subject.copy_with_edits((Edit('key', value=double),)), ids_PT)
 
 
 # Open models
@@ -572,39 +481,25 @@ IDS_PT = np.random.default_rng(0).integers(2, open_models.VOCABULARY, (3, 16))
 
 @NEEDS_TORCH
 def test_edits_of_every_family_have_their_effect(family):
-    """Check edits of the second layer with attention; Bloom computes attention without the interface."""
-    name, model = family
-    subject = model.subject
-    layers = subject.editable_layers
-    if name == 'bloom':
-        with pytest.raises(UserError, match='residual'):
-            model.loss('import os', Edit('attention'))
-        assert layers['attention'] == layers['key'] == layers['value'] == ()
-    else:
-        index, layer = 1, layers['attention'][1]
-        columns = subject.make_setting(16).columns
-        unedited, unchanged = capture(model, IDS_PT), capture(model, IDS_PT, *(Edit(t, value=keep) for t in TARGETS))
-        for array_name, values in unedited.items():
-            np.testing.assert_array_equal(unchanged[array_name], values, err_msg=array_name)
-        for target, array_name in (('key', 'key_LPSHK'), ('value', 'value_LPSHK')):
-            edited = capture(model, IDS_PT, Edit(target, layers=layer, heads=2, value=0.5))
-            np.testing.assert_array_equal(edited[array_name][index, :, columns, 2], 0.5)
-            np.testing.assert_array_equal(
-                edited['head_LPTHK'][index, :, :, :2], unedited['head_LPTHK'][index, :, :, :2]
-            )
-            assert np.abs(edited['head_LPTHK'] - unedited['head_LPTHK'])[index, :, :, 2].max() > 1e-6
-        edited = capture(model, IDS_PT, Edit('attention', positions=(0, 3), layers=layer, heads=(0, 2), value=double))
-        expected = np.float64(unedited['attention_LPHTS'][index])
-        expected[:, [0, 2], :, columns] *= 2
-        expected[:, [0, 2], :, columns + 3] *= 2
-        text_slice = slice(columns, None)
-        np.testing.assert_allclose(
-            edited['attention_LPHTS'][index][..., text_slice], expected[..., text_slice], rtol=1e-6
-        )
-        expected_head = np.einsum(
-            'phts,pshk->pthk', expected[..., text_slice], unedited['value_LPSHK'][index][:, text_slice]
-        )
-        np.testing.assert_allclose(edited['head_LPTHK'][index], expected_head, rtol=1e-4, atol=1e-6)
+    """Check edits of the second layer with attention."""
+    _, model = family
+    index, layer = 1, model.subject.editable_layers['attention'][1]
+    columns = model.subject.make_setting(16).columns
+    unedited, unchanged = capture(model, IDS_PT), capture(model, IDS_PT, *(Edit(t, value=keep) for t in TARGETS))
+    for array_name, values in unedited.items():
+        np.testing.assert_array_equal(unchanged[array_name], values, err_msg=array_name)
+    for target, array_name in (('key', 'key_LPSHK'), ('value', 'value_LPSHK')):
+        edited = capture(model, IDS_PT, Edit(target, layers=layer, heads=2, value=0.5))
+        np.testing.assert_array_equal(edited[array_name][index, :, columns, 2], 0.5)
+        np.testing.assert_array_equal(edited['head_LPTHK'][index, :, :, :2], unedited['head_LPTHK'][index, :, :, :2])
+        assert np.abs(edited['head_LPTHK'] - unedited['head_LPTHK'])[index, :, :, 2].max() > 1e-6
+    edited = capture(model, IDS_PT, Edit('attention', positions=(0, 3), layers=layer, heads=(0, 2), value=double))
+    expected = np.float64(unedited['attention_LPHTS'][index])
+    for position in (0, 3):
+        expected[:, [0, 2], :, columns + position] *= 2
+    np.testing.assert_allclose(edited['attention_LPHTS'][index][..., columns:], expected[..., columns:], rtol=1e-6)
+    expected_head = np.einsum('phts,pshk->pthk', expected[..., columns:], unedited['value_LPSHK'][index][:, columns:])
+    np.testing.assert_allclose(edited['head_LPTHK'][index], expected_head, rtol=1e-4, atol=1e-6)
     edited, unedited = capture(model, IDS_PT, Edit('residual', layers=1)), capture(model, IDS_PT)
     assert not edited['residual_LPTD'][1, :, 0].any()
     np.testing.assert_array_equal(edited['residual_LPTD'][1, :, 1:], unedited['residual_LPTD'][1, :, 1:])
@@ -635,22 +530,10 @@ def test_without_a_mask_queries_see_no_later_keys():
 
 
 @NEEDS_TORCH
-def test_error_of_transformers_names_the_model(exported_model, monkeypatch):
-    def fail(*args, **options):
-        raise RuntimeError('of transformers')
-
-    module = type(exported_model.subject.recorder.layers[0].self_attn).__module__
-    monkeypatch.setattr(f'{module}.eager_attention_forward', fail)
-    for edit in (None, Edit('key')):
-        with pytest.raises(UserError, match=f'{re.escape(exported_model.subject.name)} .*of transformers'):
-            exported_model.loss(TEXTS, edit)
-
-
-@NEEDS_TORCH
 @pytest.mark.parametrize('family', ['jamba'], indirect=True)
-def test_layers_without_attention_are_named(family):
+def test_layers_without_attention_have_no_keys_to_edit(family):
     _, model = family
-    with pytest.raises(UserError, match=r'layer 0 .*1, 3'):
+    with pytest.raises(UserError):
         model.loss('import os', Edit('key', layers=0))
 
 
@@ -660,11 +543,10 @@ def test_no_hook_and_no_edit_is_left_behind(exported_model):
         raise RuntimeError('of the user')
 
     def read_state():
-        recorder = exported_model.subject.recorder
         modules = [*exported_model.subject.model.modules()]
         hooks = [len(module._forward_hooks) + len(module._forward_pre_hooks) for module in modules]
         groups = [getattr(module, 'num_key_value_groups', None) for module in modules]
-        return hooks, groups, exported_model.subject.edits, recorder.is_active()
+        return hooks, groups, exported_model.subject.edits
 
     expected, state = exported_model.loss(TEXTS), read_state()
     for target in TARGETS:

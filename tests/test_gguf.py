@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import shutil
 import sys
 import warnings
@@ -56,11 +55,7 @@ CONFIGS = {
     'gemma3': lambda **changes: transformers.Gemma3TextConfig(
         **COMMON_CONFIG | dict(num_hidden_layers=6) | changes, sliding_window=8
     ),
-    'qwen2': lambda **changes: transformers.Qwen2Config(**COMMON_CONFIG | changes),
-    'starcoder2': lambda **changes: transformers.Starcoder2Config(**COMMON_CONFIG | changes),
     'stablelm': lambda **changes: transformers.StableLmConfig(**COMMON_CONFIG | dict(use_qkv_bias=True) | changes),
-    'phi3': lambda **changes: transformers.Phi3Config(**COMMON_CONFIG | dict(pad_token_id=0) | changes),
-    'nemotron': lambda **changes: transformers.NemotronConfig(**COMMON_CONFIG | changes),
 }
 
 
@@ -105,7 +100,7 @@ def write_gguf(path, model, family, tokenizer=None, quantization='F32', architec
     if hasattr(config, 'rms_norm_eps'):
         writer.add_layer_norm_rms_eps(config.rms_norm_eps)
     else:
-        writer.add_layer_norm_eps(find_attribute(config, 'norm_epsilon', 'layer_norm_eps', 'norm_eps'))
+        writer.add_layer_norm_eps(config.layer_norm_eps)
     if family == 'gemma3':
         writer.add_key_length(config.head_dim)
         writer.add_value_length(config.head_dim)
@@ -115,9 +110,10 @@ def write_gguf(path, model, family, tokenizer=None, quantization='F32', architec
             continue
         adders = {str: writer.add_string, bool: writer.add_bool, int: writer.add_uint32, list: writer.add_array}
         add = adders.get(type(value), writer.add_float32)
-        add(f'{architecture}.{name}', value)
+        add(name if name.startswith('split') else f'{architecture}.{name}', value)
     if tokenizer:
         add_tokenizer(writer, json.loads(tokenizer)['model'])
+        writer.add_add_bos_token(False)
     kind = gguf_library.GGMLQuantizationType[quantization]
     (architecture_id,) = (key for key, name in gguf_library.MODEL_ARCH_NAMES.items() if name == family)
     names = gguf_library.get_tensor_name_map(architecture_id, config.num_hidden_layers)
@@ -128,7 +124,7 @@ def write_gguf(path, model, family, tokenizer=None, quantization='F32', architec
             heads = {'attn_q.': config.num_attention_heads, 'attn_k.': config.num_key_value_heads}
             for part, count in heads.items() if family == 'llama' else ():
                 array = interleave_rotary_halves(array, count) if part in gguf_name else array
-            if family in ('gemma3', 'nemotron') and gguf_name.endswith('norm.weight'):
+            if family == 'gemma3' and gguf_name.endswith('norm.weight'):
                 array = array + 1
             data = gguf_library.quantize(np.ascontiguousarray(array), stored_kind)
             writer.add_tensor(gguf_name, data, raw_dtype=stored_kind)
@@ -144,10 +140,6 @@ def write_gguf(path, model, family, tokenizer=None, quantization='F32', architec
     writer.write_tensors_to_file()
     writer.close()
     return path
-
-
-def find_attribute(config, *names):
-    return next(getattr(config, name) for name in names if hasattr(config, name))
 
 
 def list_rope_fields(config):
@@ -171,7 +163,6 @@ def add_tokenizer(writer, bpe):
     writer.add_bos_token_id(1)
     writer.add_eos_token_id(0)
     writer.add_pad_token_id(0)
-    writer.add_add_bos_token(False)
 
 
 @pytest.fixture(autouse=True)
@@ -248,36 +239,17 @@ def test_conversion_is_cached_until_file_changes(llama, capsys):
 def test_other_version_of_a_converter_is_another_conversion(llama, monkeypatch):
     def identify(**versions):
         monkeypatch.setattr(gguf, 'find_version', lambda library: versions.get(library, '1'))
-        return gguf.compute_identity(llama[0]), hf.get_import_dir(f'gguf:{llama[0]}').path.name
+        return gguf.compute_identity(llama[0])
 
-    identities = [identify(), identify(transformers='2'), identify(gguf='2'), identify(gguf=None)]
-    assert len({name for name, _ in identities}) == len({name for _, name in identities}) == 4
-    assert identify() == identities[0]
+    assert len({identify(), identify(transformers='2'), identify(gguf='2'), identify(gguf=None)}) == 4
 
 
-def test_incomplete_conversion_is_replaced(llama, cache):
-    path, model = llama
-    folder = gguf.convert_gguf(f'gguf:{path}')
-    (folder / gguf.ORIGIN_FILE).unlink()
-    (folder / 'model.safetensors').write_bytes(b'')
-    np.testing.assert_allclose(compute_logits(load_converted(path)), compute_logits(model), atol=2e-5)
-    assert list((cache / 'gguf').iterdir()) == [folder]
-
-
-def test_folder_of_cache_is_kept_if_complete_and_replaced_otherwise(tmp_path, monkeypatch):
-    def move_folder(name, is_complete):
+def test_folder_of_another_process_is_kept_in_cache(tmp_path):
+    for name in ('old', 'new'):
         (tmp_path / name).mkdir()
-        (tmp_path / name / 'new').touch()
-        files.move_into_cache(tmp_path / name, tmp_path / 'final', is_complete)
-        return sorted(path.name for path in (tmp_path / 'final').iterdir())
-
-    assert move_folder('first', lambda: False) == ['new']
-    (tmp_path / 'final' / 'new').rename(tmp_path / 'final' / 'old')
-    assert move_folder('second', lambda: True) == ['old']
-    assert move_folder('third', lambda: False) == ['new']
-    monkeypatch.setattr(shutil, 'rmtree', lambda path, ignore_errors: None)
-    with pytest.raises(UserError, match=f'{tmp_path}/final .*delete it'):
-        move_folder('fourth', lambda: False)
+        (tmp_path / name / 'file').write_text(name)
+        files.move_into_cache(tmp_path / name, tmp_path / 'final')
+    assert (tmp_path / 'final' / 'file').read_text() == 'old'
 
 
 def compute_llama3_factors(rope, dimensions):
@@ -288,36 +260,46 @@ def compute_llama3_factors(rope, dimensions):
     return 1 / ((1 - smooth.clip(0, 1)) / rope['factor'] + smooth.clip(0, 1))
 
 
-def test_scaling_of_rotary_positions_is_read(tmp_path):
-    model = make_model('llama', rope_parameters=LLAMA3_ROPE)
-    factors = compute_llama3_factors(LLAMA3_ROPE, 16)
-    assert len(set(factors)) > 2
-    path = write_gguf(tmp_path / 'scaled.gguf', model, 'llama', tensors=[(gguf.ROPE_FACTORS, factors)])
-    np.testing.assert_allclose(compute_logits(load_converted(path)), compute_logits(model), atol=2e-5)
-    model = make_model('llama', rope_parameters=LINEAR_ROPE)
-    for index, fields in enumerate(
-        [
-            {'rope.scaling.type': 'linear', 'rope.scaling.factor': 4.0, 'rope.scaling.finetuned': True},
-            {'rope.scaling.factor': 4.0},
-            {'rope.scale_linear': 4.0},
-        ]
-    ):
-        path = write_gguf(tmp_path / f'linear{index}.gguf', model, 'llama', fields=fields.items())
-        np.testing.assert_allclose(compute_logits(load_converted(path)), compute_logits(model), atol=2e-5)
-    model = make_model('llama')
-    fields = {'rope.scaling.type': 'none', 'rope.scaling.original_context_length': 8}
-    path = write_gguf(tmp_path / 'none.gguf', model, 'llama', fields=fields.items())
-    np.testing.assert_allclose(compute_logits(load_converted(path)), compute_logits(model), atol=2e-5)
+def make_gemma3_rope(full_attention, **sliding_attention):
+    default = dict(rope_type='default', rope_theta=10_000.0)
+    return dict(full_attention=default | full_attention, sliding_attention=default | sliding_attention)
 
 
-def test_linear_scaling_of_gemma3_is_that_of_its_global_layers(tmp_path):
-    rope = dict(
-        full_attention=dict(rope_type='linear', rope_theta=1e6, factor=8.0),
-        sliding_attention=dict(rope_type='default', rope_theta=1e4),
-    )
-    model = make_model('gemma3', rope_parameters=rope)
-    fields = [('rope.scaling.type', 'linear'), ('rope.scaling.factor', 8.0)]
-    path = write_gguf(tmp_path / 'tiny.gguf', model, 'gemma3', fields=fields)
+LINEAR_FIELDS = {'rope.scaling.type': 'linear', 'rope.scaling.factor': 4.0}
+ABSENT = {'rope.freq_base': None, 'rope.dimension_count': None}
+LLAMA3_FACTORS = (gguf.ROPE_FACTORS, compute_llama3_factors(LLAMA3_ROPE, 16))
+# {name: (family, rotary positions of transformers, fields of the file, its tensors)}.
+ROTARY_CASES = {
+    'base': ('llama', dict(rope_theta=999999.4), {}, []),
+    'no base': ('llama', dict(rope_theta=10_000.0), ABSENT, []),
+    'llama3': ('llama', LLAMA3_ROPE, {}, [LLAMA3_FACTORS]),
+    'linear': ('llama', LINEAR_ROPE, LINEAR_FIELDS, []),
+    'linear, without a type': ('llama', LINEAR_ROPE, {'rope.scaling.factor': 4.0}, []),
+    'no scaling': ('llama', dict(rope_theta=10_000.0), {'rope.scaling.type': 'none'}, []),
+    'half of the dimensions': ('stablelm', dict(rope_theta=5000.0, partial_rotary_factor=0.5), {}, []),
+    'all dimensions': ('stablelm', dict(rope_theta=10_000.0, partial_rotary_factor=1.0), ABSENT, []),
+    'two bases': (
+        'gemma3',
+        make_gemma3_rope(dict(rope_theta=5e5), rope_theta=300.0),
+        {'rope.freq_base_swa': 300.0},
+        [],
+    ),
+    'gemma3 without bases': ('gemma3', make_gemma3_rope({}), ABSENT, []),
+    'gemma3, linear in global layers': (
+        'gemma3',
+        make_gemma3_rope(LINEAR_ROPE | dict(rope_theta=1e6)),
+        LINEAR_FIELDS,
+        [],
+    ),
+}
+
+
+@pytest.mark.parametrize('name', ROTARY_CASES)
+def test_rotary_positions_are_those_of_the_file(tmp_path, name):
+    family, rope, fields, tensors = ROTARY_CASES[name]
+    rope = rope if family == 'gemma3' else dict(rope_type='default') | rope
+    model = make_model(family, rope_parameters=rope)
+    path = write_gguf(tmp_path / 'tiny.gguf', model, family, fields=fields.items(), tensors=tensors)
     np.testing.assert_allclose(compute_logits(load_converted(path)), compute_logits(model), atol=2e-5)
 
 
@@ -329,171 +311,64 @@ def test_gemma_27b_divides_scores_as_in_llama_cpp(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ('family', 'rope'),
+    'options',
     [
-        ('llama', dict(rope_theta=999999.4)),
-        ('starcoder2', dict(rope_theta=999999.4)),
-        ('stablelm', dict(rope_theta=5000.0, partial_rotary_factor=0.5)),
-        ('stablelm', dict(rope_theta=5000.0, partial_rotary_factor=1.0)),
-        ('phi3', dict(rope_theta=5000.0, partial_rotary_factor=0.75)),
-        ('nemotron', dict(rope_theta=5000.0, partial_rotary_factor=0.25)),
+        dict(fields=[('rope.scaling.type', 'yarn')]),
+        dict(fields=[('rope.scaling.type', 'linear')]),
+        dict(tensors=[(gguf.ROPE_FACTORS, np.ones(8))], fields=[('rope.scaling.factor', 4.0)]),
+        dict(tensors=[('rope_factors_long.weight', np.ones(8)), ('rope_factors_short.weight', np.ones(8))]),
+        dict(fields=[('split.count', 3)]),
+        dict(architecture='mystery'),
     ],
+    ids=('yarn', 'linear without a factor', 'two scalings', 'longrope', 'split', 'architecture'),
 )
-def test_base_and_dimensions_of_rotary_positions_are_read(tmp_path, tokenizer, family, rope):
-    model = make_model(family, rope_parameters=dict(rope_type='default') | rope)
-    path = write_gguf(tmp_path / 'tiny.gguf', model, family, tokenizer)
-    np.testing.assert_allclose(compute_logits(load_converted(path)), compute_logits(model), atol=2e-5)
-
-
-def test_both_bases_of_gemma3_are_read(tmp_path):
-    bases = dict(full_attention=5e5, sliding_attention=300.0)
-    rope = {layer_type: dict(rope_type='default', rope_theta=base) for layer_type, base in bases.items()}
-    model = make_model('gemma3', rope_parameters=rope)
-    path = write_gguf(tmp_path / 'tiny.gguf', model, 'gemma3', fields=[('rope.freq_base_swa', 300.0)])
-    np.testing.assert_allclose(compute_logits(load_converted(path)), compute_logits(model), atol=2e-5)
-
-
-@pytest.mark.parametrize('family', ['llama', 'gemma3', 'stablelm'])
-def test_fields_that_are_absent_have_values_of_llama_cpp(tmp_path, family):
-    rope = dict(rope_type='default', rope_theta=10_000.0)
-    is_nested = family == 'gemma3'
-    rope = dict(full_attention=rope, sliding_attention=rope) if is_nested else rope | dict(partial_rotary_factor=1.0)
-    model = make_model(family, rope_parameters=rope)
-    absent = [('rope.freq_base', None), ('rope.dimension_count', None)]
-    path = write_gguf(tmp_path / 'tiny.gguf', model, family, fields=absent)
-    np.testing.assert_allclose(compute_logits(load_converted(path)), compute_logits(model), atol=2e-5)
-
-
-@pytest.mark.parametrize(
-    ('options', 'expected_texts'),
-    [
-        (dict(fields=[('rope.freq_base', 0.0)]), ['llama.rope.freq_base', '0.0']),
-        (dict(fields=[('rope.freq_base_swa', 77.0)]), ['llama.rope.freq_base_swa=77.0', 'hf:PATH']),
-        (dict(fields=[('rope.freq_base', [1e4, 1e4])]), ['llama.rope.freq_base', '[10000.0, 10000.0]']),
-        (dict(fields=[('rope.mystery', 77.0)]), ['llama.rope.mystery=77.0', 'hf:PATH']),
-        (dict(fields=[('rope.dimension_count', None), ('rope.dimension_count_swa', 8)]), ['dimension_count_swa=8']),
-        (dict(fields=[('rope.scaling.type', 'yarn')]), ['yarn', 'hf:PATH']),
-        (dict(fields=[('rope.scaling.type', 'linear')]), ['rope.scaling.factor', 'None']),
-        (dict(fields=[('rope.scaling.factor', 'four')]), ['rope.scaling.factor', "'four'"]),
-        (
-            dict(fields=[('rope.scaling.factor', 4.0), ('rope.scaling.attn_factor', 1.2)]),
-            ['llama.rope.scaling.attn_factor'],
-        ),
-        (dict(tensors=[(gguf.ROPE_FACTORS, np.linspace(1, 8, 8))]), [gguf.ROPE_FACTORS]),
-        (dict(tensors=[(gguf.ROPE_FACTORS, np.ones(3))]), [gguf.ROPE_FACTORS]),
-        (dict(tensors=[(gguf.ROPE_FACTORS, np.ones(8))], fields=[('rope.scale_linear', 4.0)]), [gguf.ROPE_FACTORS]),
-        (
-            dict(tensors=[('rope_factors_long.weight', np.ones(8)), ('rope_factors_short.weight', np.ones(8))]),
-            ['rope_factors_long.weight', 'rope_factors_short.weight', 'hf:PATH'],
-        ),
-        (dict(tensors=[('blk.0.attn_q.bias', np.ones(64))]), ['blk.0.attn_q.bias']),
-        (dict(architecture='mystery'), ['mystery', 'llama', 'gemma3']),
-    ],
-)
-def test_what_transformers_does_not_read_is_refused(tmp_path, options, expected_texts, cache):
+def test_what_transformers_does_not_read_is_refused(tmp_path, options, cache):
     path = write_gguf(tmp_path / 'tiny.gguf', make_model('llama'), 'llama', **options)
-    assert_conversion_error(f'gguf:{path}', expected_texts)
-    assert list((cache / 'gguf').iterdir()) == []
+    assert_conversion_error(f'gguf:{path}')
+    assert not [*cache.glob('gguf/*')]
 
 
-def test_rotary_positions_of_model_without_them_are_refused(llama):
-    header = gguf.read_header(llama[0], 'gguf:tiny.gguf')
-    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_embd=8, n_layer=1, n_head=2))
-    with pytest.raises(UserError, match=r'^gguf:tiny\.gguf .*llama\.rope\.freq_base=10000\.0'):
-        gguf.check_rotary_frequencies(model, header, 'gguf:tiny.gguf')
+def test_tensors_that_transformers_drops_are_reported(tmp_path):
+    bias = 'blk.0.attn_q.bias', np.ones(64)
+    path = write_gguf(tmp_path / 'tiny.gguf', make_model('llama'), 'llama', tensors=[bias])
+    assert any('may not be the same' in remark for remark in gguf.read_remarks(gguf.convert_gguf(f'gguf:{path}')))
 
 
-def test_dimensions_that_family_does_not_have_are_refused(tmp_path):
-    fields = [('rope.dimension_count', 8)]
-    path = write_gguf(tmp_path / 'tiny.gguf', make_model('qwen2'), 'qwen2', fields=fields)
-    assert_conversion_error(f'gguf:{path}', ['qwen2.rope.dimension_count=8', 'hf:PATH'])
-
-
-def assert_conversion_error(model_ref, expected_texts):
+def assert_conversion_error(model_ref):
     with pytest.raises(UserError) as error:
         gguf.convert_gguf(model_ref)
-    assert all(text in str(error.value) for text in [model_ref, *expected_texts])
+    assert model_ref in str(error.value)
     assert '\n' not in str(error.value)
 
 
 @pytest.mark.parametrize('fraction', [0.001, 0.01, 0.3, 0.95])
-def test_truncated_file_is_refused(llama, fraction, capsys):
+def test_truncated_file_is_refused(llama, fraction):
     path, _ = llama
     content = path.read_bytes()
     path.write_bytes(content[: int(fraction * len(content))])
-    assert_conversion_error(f'gguf:{path}', [])
-    assert f'gguf:{path}' in get_error_line(capsys, 'measure', f'gguf:{path}')
+    assert_conversion_error(f'gguf:{path}')
 
 
-def test_file_that_is_no_model_is_refused(tmp_path, llama, monkeypatch):
-    path, _ = llama
-    assert_conversion_error(f'gguf:{tmp_path}/none.gguf', ['gguf:PATH'])
-    assert_conversion_error(f'gguf:{tmp_path}', [f'gguf:{path}'])
+def test_file_that_is_no_model_is_refused(tmp_path):
     (tmp_path / 'other.gguf').write_bytes(b'PK\3\4' + bytes(100))
-    assert_conversion_error(f'gguf:{tmp_path}/other.gguf', ['PK'])
-    split_file = shutil.copy(path, tmp_path / 'big-00002-of-00003.gguf')
-    assert_conversion_error(f'gguf:{split_file}', ['3', 'llama-gguf-split'])
-
-    def fail(data, kind):
-        raise NotImplementedError('no such type')
-
-    monkeypatch.setattr(gguf_library, 'dequantize', fail)
-    assert_conversion_error(f'gguf:{path}', ['F32', 'no such type'])
+    for name in ('none.gguf', '', 'other.gguf'):
+        assert_conversion_error(f'gguf:{tmp_path}/{name}')
 
 
-def test_path_that_is_no_file_is_refused_with_its_name(tmp_path, llama, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / 'empty').mkdir()
-    for path, example in (
-        ('missing.gguf', 'PATH'),
-        ('~nosuchuser/model.gguf', 'whole path'),
-        (300 * 'a', 'cannot be read'),
-        ('empty', 'PATH'),
-    ):
-        with pytest.raises(UserError, match=example):
-            gguf.find_gguf_file(f'gguf:{path}')
-    (tmp_path / 'model.gguf').write_bytes(Path(llama[0]).read_bytes())
-    for folder, name in (('', 'model.gguf'), (f'{tmp_path}/', f'{tmp_path}/model.gguf')):
-        with pytest.raises(UserError, match=f'give gguf:{re.escape(name)}$'):
-            gguf.find_gguf_file(f'gguf:{folder}')
-        assert gguf.find_gguf_file(f'gguf:{name}').samefile(tmp_path / 'model.gguf')
-    with pytest.raises(UserError, match='nosuchuser'):
-        files.find_model_dir('~nosuchuser/model')
-
-
-def test_file_without_architecture_or_tensors_is_refused(tmp_path):
-    writer = gguf_library.GGUFWriter(tmp_path / 'empty.gguf', 'llama')
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    assert_conversion_error(f'gguf:{tmp_path}/empty.gguf', ['general.architecture'])
-
-
-def test_model_that_exceeds_memory_or_disk_is_refused(llama, cache, monkeypatch, capsys):
+def test_model_that_exceeds_memory_or_disk_is_refused(llama, monkeypatch, capsys):
     path, model = llama
     num_parameters = sum(weight.numel() for weight in model.parameters())
     with monkeypatch.context() as patch:
-        patch.setattr(device_mesh, 'get_available_memory_bytes', lambda: 4 * num_parameters)
-        assert_conversion_error(f'gguf:{path}', [f'{num_parameters:,}'])
-        assert f'{num_parameters:,}' in get_error_line(capsys, 'measure', f'gguf:{path}')
+        patch.setattr(device_mesh, 'get_available_memory_bytes', lambda: 4 * num_parameters - 1)
+        assert_conversion_error(f'gguf:{path}')
     with monkeypatch.context() as patch:
         patch.setattr(shutil, 'disk_usage', lambda folder: shutil._ntuple_diskusage(100, 99, 1))
-        assert_conversion_error(f'gguf:{path}', ['SINKLAB_CACHE', str(cache)])
+        assert_conversion_error(f'gguf:{path}')
     folder = gguf.convert_gguf(f'gguf:{path}')
-    with monkeypatch.context() as patch:
-        patch.setattr(shutil, 'disk_usage', lambda folder: shutil._ntuple_diskusage(100, 99, 1))
-        capsys.readouterr()
-        line = get_error_line(capsys, 'sample', f'gguf:{path}', '--prompt=a')
-        assert 'SINKLAB_CACHE' in line
-        assert f'{cache}/imports' in line
     monkeypatch.setattr(device_mesh, 'get_available_memory_bytes', lambda: 4 * num_parameters - 1)
     capsys.readouterr()
     for name in f'hf:{folder}', f'gguf:{path}':
         assert name in get_error_line(capsys, 'measure', name)
-    assert f'gguf:{path}' in get_error_line(
-        capsys, 'checkpoint', 'import', f'gguf:{path}', f'--out={path.parent}/run'
-    )
 
 
 def test_missing_package_is_named_with_install_command(llama, monkeypatch, capsys):
@@ -536,26 +411,6 @@ def test_file_without_tokenizer_is_measured_on_random_tokens_alone(tmp_path, cap
     assert main(['measure', f'gguf:{path}', '--inputs=random', '--sequences=2', '--length=16']) == 0
     assert 'tokenizer' in capsys.readouterr().out
     assert '--inputs=random' in get_error_line(capsys, 'measure', f'gguf:{path}', '--sequences=2', '--length=16')
-
-
-@pytest.mark.parametrize('subcommand', ['stream', 'import'])
-def test_file_without_tokenizer_is_not_imported(tmp_path, subcommand, capsys):
-    path = write_gguf(tmp_path / 'bare.gguf', make_model('llama'), 'llama')
-    gguf.convert_gguf(f'gguf:{path}')
-    capsys.readouterr()
-    arguments = [f'--text={ROOT}/LICENSE'] if subcommand == 'stream' else [f'--out={tmp_path}/run']
-    command = ['checkpoint', 'import'] if subcommand == 'import' else [subcommand]
-    line = get_error_line(capsys, *command, f'gguf:{path}', *arguments)
-    assert f'gguf:{path}' in line
-    assert '--inputs=random' in line
-
-
-def test_remark_says_if_transformers_and_llama_cpp_differ_in_bos(tmp_path, tokenizer, monkeypatch):
-    path = write_gguf(tmp_path / 'tiny.gguf', make_model('llama'), 'llama', tokenizer)
-    header = gguf.read_header(path, f'gguf:{path}')
-    header.fields['tokenizer.ggml.add_bos_token'] = True
-    monkeypatch.setattr(gguf, 'read_header', lambda path, model_ref: header)
-    assert any('BOS' in remark for remark in gguf.read_remarks(gguf.convert_gguf(f'gguf:{path}')))
 
 
 @pytest.mark.slow
@@ -622,31 +477,20 @@ def test_train_from_gguf_file_takes_import_in_cache(llama, tmp_path, capsys):
     assert capsys.readouterr().err.count('importing') == 1
 
 
-@pytest.mark.parametrize('subcommand', ['stream', 'sample'])
-def test_family_that_cannot_be_imported_is_refused_with_what_can_be_done(subcommand, tmp_path, capsys):
-    config = transformers.GPT2Config(vocab_size=300, n_embd=32, n_layer=2, n_head=4, n_positions=64)
-    transformers.GPT2LMHeadModel(config).save_pretrained(tmp_path / 'gpt2')
-    option = {'stream': f'--text={ROOT}/LICENSE', 'sample': '--prompt=a'}[subcommand]
-    capsys.readouterr()  # a progress bar of transformers
-    line = get_error_line(capsys, subcommand, f'hf:{tmp_path}/gpt2', option)
-    assert all(word in line for word in ('gpt2', 'llama', 'sinklab measure', f'hf:{tmp_path}/gpt2'))
-
-
 @pytest.mark.parametrize(
-    ('arguments', 'expected_texts'),
+    ('arguments', 'reference'),
     [
-        (['measure', '{path}'], ['gguf:{path}']),
-        (['stream', '{path}', '--text=a'], ['gguf:{path}']),
-        (['measure', 'hf:{path}'], [' gguf:{path}']),
-        (['measure', 'hf:{path.parent}'], [' gguf:{path}']),
-        (['measure', 'gguf:{path}', '--all'], ['checkpoint import gguf:{path}']),
-        (['checkpoint', 'export', 'gguf:{path}', '--out=a'], ['checkpoint import gguf:{path}']),
+        (['measure', '{path}'], 'gguf:{path}'),
+        (['stream', '{path}', '--text=a'], 'gguf:{path}'),
+        (['measure', 'hf:{path}'], ' gguf:{path}'),
+        (['measure', 'hf:{path.parent}'], ' gguf:{path}'),
+        (['measure', 'gguf:{path}', '--all'], 'checkpoint import gguf:{path}'),
     ],
 )
-def test_message_names_right_reference(llama, arguments, expected_texts, capsys):
+def test_message_names_right_reference(llama, arguments, reference, capsys):
     path, _ = llama
     line = get_error_line(capsys, *(argument.format(path=path) for argument in arguments))
-    assert all(text.format(path=path) in line for text in expected_texts)
+    assert reference.format(path=path) in line
 
 
 @pytest.mark.slow
@@ -726,5 +570,4 @@ def test_smollm2_and_gemma_read_texts_with_tokenizer_of_their_files(smollm2):
         assert ids == original(convert.SAMPLE_TEXT)['input_ids']
         assert tokenizer.decode(ids, skip_special_tokens=True) == convert.SAMPLE_TEXT
         begins_with_bos[path.name] = ids[0] == tokenizer.bos_token_id
-        assert not any('BOS' in remark for remark in gguf.read_remarks(folder))
     assert begins_with_bos == {SMOLLM2: False, GEMMA: True}

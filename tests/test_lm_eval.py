@@ -8,10 +8,8 @@ import pytest
 import reference
 from conftest import draw_params, make_tiny_spec
 from lm_eval_cases import (
-    CONTEXTS,
     QUESTIONS,
     TEXTS,
-    continue_greedily,
     encode_text,
     get_prefix_ids,
     score_continuation,
@@ -68,7 +66,7 @@ def test_loglikelihood_of_continuation_matches_formula(random_run):
 
 def test_loglikelihood_marks_argmax_continuation_as_greedy(random_run):
     adapter = SinklabLM(random_run)
-    context = adapter.tok_encode(CONTEXTS[0])
+    context = adapter.tok_encode('abc de')
     logits_TV, _, _ = reference.run_forward(random_run.params, np.array(context), random_run.spec)
     likeliest_id = int(logits_TV[-1].argmax())
     result = adapter._loglikelihood_tokens(
@@ -106,57 +104,22 @@ def test_loglikelihood_of_empty_context_conditions_on_prefix_or_end_token(random
     np.testing.assert_allclose(score, score_last_ids(random_run, ids, len(ids) - 1)[0], rtol=1e-4)
 
 
-def test_generate_until_is_greedy_beyond_training_length(random_run):
-    arguments = [(context, dict(until=[], max_gen_toks=20)) for context in CONTEXTS]
-    result = SinklabLM(random_run, batch_size=1).generate_until(make_requests('generate_until', *arguments), True)
-    assert result == [continue_greedily(random_run, context, 20) for context in CONTEXTS]
-    assert result == SinklabLM(random_run).generate_until(make_requests('generate_until', *arguments), True)
-    stop = result[0][len(result[0]) // 2 :][:2]
-    stopped_result = SinklabLM(random_run).generate_until(
-        make_requests('generate_until', (CONTEXTS[0], dict(until=stop))), True
-    )
-    assert stopped_result == [result[0].partition(stop)[0]]
-
-
-def test_sample_token_follows_softmax_frequencies():
-    rng, logits_V = np.random.default_rng(0), np.array([0.0, 1.0, 2.0])
-    counts = np.bincount([lm_eval.sample_token(logits_V, 0.5, rng) for _ in range(4000)])
-    weight_V = np.exp(logits_V / 0.5)
-    np.testing.assert_allclose(counts / 4000, weight_V / weight_V.sum(), atol=0.02)
+def test_generation_is_refused(random_run):
+    with pytest.raises(UserError):
+        SinklabLM(random_run).generate_until(make_requests('generate_until', (TEXTS[0], {})), True)
 
 
 @pytest.mark.parametrize(
-    ('options', 'expected'),
+    'changes',
     [
-        (dict(until='\n', max_gen_toks=3), (('\n',), 3, 0.0)),
-        (dict(do_sample=False, temperature=1.0, top_p=0.9), ((), 256, 0.0)),
-        (dict(do_sample=True, max_new_tokens=7), ((), 7, 1.0)),
-        (dict(temperature=0.5, num_beams=1), ((), 256, 0.5)),
+        dict(data__task='backcopy', data__triggers=3),
+        dict(model__mask__prefix=3),
+        dict(data__fixed_position=3),
+        dict(data__random_first=2, data__random_last=3),
     ],
 )
-def test_generation_options_are_parsed(options, expected):
-    assert lm_eval.parse_generation_options(options) == lm_eval.GenerationConfig(*expected)
-
-
-@pytest.mark.parametrize(
-    'options', [dict(num_beams=4), dict(do_sample=True, top_p=0.9), dict(repetition_penalty=1.2)]
-)
-def test_generation_options_that_are_unsupported_are_rejected(options):
-    with pytest.raises(UserError, match='|'.join(f'{name}={value}' for name, value in options.items())):
-        lm_eval.parse_generation_options(options)
-
-
-@pytest.mark.parametrize(
-    ('changes', 'pattern'),
-    [
-        (dict(data__task='backcopy', data__triggers=3), 'was trained on backcopy'),
-        (dict(model__mask__prefix=3), 'does not predict the first'),
-        (dict(data__fixed_position=3), 'data.fixed_position'),
-        (dict(data__random_first=2, data__random_last=3), 'data.random_first'),
-    ],
-)
-def test_check_scorable_rejects_run_without_text_likelihood(changes, pattern):
-    with pytest.raises(UserError, match=pattern):
+def test_check_scorable_rejects_run_without_text_likelihood(changes):
+    with pytest.raises(UserError):
         lm_eval.check_scorable(make_tiny_spec(**changes), 'a run')
 
 

@@ -86,36 +86,23 @@ def test_plot_labels_every_token(trained_run):
     figure.draw_without_rendering()
 
 
-def read_plotted_matrix(figure):
-    """Return (title, matrix) of a plot of attention."""
-    return figure.axes[0].get_title(), figure.axes[0].images[0].get_array()
-
-
 def test_plot_selects_strongest_matrix_of_selection():
-    """Test with the layout of LongCat, which has two attention matrices in a layer.
-
-    `first_LH` is the mean attention to the first token.
-    """
+    """Test with the layout of a hybrid model; `first_LH` is the mean attention to the first token."""
     pytest.importorskip('matplotlib')
-    first_LH = np.array([[0.1, 0.2], [0.9, 0.3], [0.4, 0.5], [0.6, np.nan]])
-    matrix_LHTS = np.broadcast_to(first_LH[..., None, None], (4, 2, 3, 3))
-    result = opened_models.AttentionMatrices(matrix_LHTS, ['a', 'b', 'c'], ['a', 'b', 'c'], (0, 0, 2, 2))
-    assert result.strongest() == (0, 0)
-    for selection, index, head, title in [
-        ({}, 1, 0, 'layer 1, matrix 2 of 2, head 1'),
-        (dict(layer=0), 1, 0, 'layer 1, matrix 2 of 2, head 1'),
-        (dict(layer=0, head=0), 1, 0, 'layer 1, matrix 2 of 2, head 1'),
-        (dict(layer=0, head=1), 1, 1, 'layer 1, matrix 2 of 2, head 2'),
-        (dict(place=0), 0, 1, 'layer 1, matrix 1 of 2, head 2'),
-        (dict(place=0, head=0), 0, 0, 'layer 1, matrix 1 of 2, head 1'),
-        (dict(layer=2), 3, 0, 'layer 3, matrix 2 of 2, head 1'),
-        (dict(layer=2, head=1), 2, 1, 'layer 3, matrix 1 of 2, head 2'),
-        (dict(head=1), 2, 1, 'layer 3, matrix 1 of 2, head 2'),
+    first_LH = np.array([[0.9, 0.3], [0.4, 0.5]])
+    matrix_LHTS = np.broadcast_to(first_LH[..., None, None], (2, 2, 3, 3))
+    result = opened_models.AttentionMatrices(matrix_LHTS, ['a', 'b', 'c'], ['a', 'b', 'c'], (1, 3))
+    assert result.strongest() == (1, 0)
+    for selection, layer, head in [
+        ({}, 1, 0),
+        (dict(layer=1, head=1), 1, 1),
+        (dict(layer=3), 3, 1),
+        (dict(head=1), 3, 1),
     ]:
-        actual_title, matrix = read_plotted_matrix(result.plot(**selection))
-        assert actual_title == title, selection
-        np.testing.assert_array_equal(matrix, matrix_LHTS[index, head])
-    for selection in (dict(layer=1), dict(layer=0, head=2), dict(head=-1), dict(place=4), dict(place=0, layer=0)):
+        axes = result.plot(**selection).axes[0]
+        assert axes.get_title() == f'layer {layer + 1}, head {head + 1}', selection
+        np.testing.assert_array_equal(axes.images[0].get_array(), matrix_LHTS[layer // 2, head])
+    for selection in (dict(layer=0), dict(layer=1, head=2), dict(head=-1)):
         with pytest.raises(UserError):
             result.plot(**selection)
 
@@ -155,7 +142,6 @@ def list_leaves(tree):
 
 def test_measure_reproduces_metrics_of_training_probe(trained_run, capsys, monkeypatch, tmp_path):
     path, _spec, records = trained_run
-    monkeypatch.setenv('SINKLAB_CACHE', str(tmp_path / 'cache'))
     assert main(['measure', str(path), '--json', '--out', str(tmp_path / 'out')]) == 0
     result = json.loads(capsys.readouterr().out)
     numbers = result['inputs']['natural']
@@ -178,7 +164,6 @@ def test_measure_writes_results_despite_broken_pipe(trained_run, monkeypatch, tm
         def write(self, text):
             raise BrokenPipeError
 
-    monkeypatch.setenv('SINKLAB_CACHE', str(tmp_path / 'cache'))
     monkeypatch.setattr(sys, 'stdout', ClosedPipe())
     assert main(['measure', str(trained_run[0]), '--sequences=2', f'--out={tmp_path}/out', *options]) == 0
     result = json.loads((tmp_path / 'out' / 'measured.json').read_text())
@@ -190,8 +175,8 @@ def test_measure_writes_results_despite_broken_pipe(trained_run, monkeypatch, tm
 def test_bos_option_sets_first_token_and_loss_matches_reference(trained_run, bos, begins_with_fixed_token):
     path, spec, _ = trained_run
     subject = sinklab.open(path, bos=bos).subject
-    input_spec = measure.InputSpec(sequences=2, length=8, seed=0, source=None)
-    ids_PT = measure.make_inputs(subject, ('natural',), input_spec)['natural']
+    request = measure.MeasureRequest(sequences=2, length=8)
+    ids_PT = measure.make_inputs(subject, request)['natural']
     assert ((ids_PT[:, 0] == spec.data.fixed_token) == begins_with_fixed_token).all()
     tokens = subject.decode_tokens(subject.encode('import os'))
     assert ''.join(tokens[1:] if begins_with_fixed_token else tokens) == 'import os'
@@ -264,47 +249,9 @@ def test_measure_uses_domain_of_probe(trained_run):
     subject.spec = dataclasses.replace(
         subject.spec, probe=dataclasses.replace(subject.spec.probe, domain='none such')
     )
-    input_spec = measure.InputSpec(sequences=2, length=8, seed=0, source=None)
+    request = measure.MeasureRequest(sequences=2, length=8)
     with pytest.raises(UserError, match='none such'):
-        measure.make_inputs(subject, ('natural',), input_spec)
-
-
-def test_cache_key_depends_on_all_inputs(trained_run):
-    subject = sinklab.open(trained_run[0]).subject
-    ids_PT, position_T = np.arange(16).reshape(2, 8), np.arange(8)
-    other_step = sinklab.open(trained_run[0]).at(4).subject
-    other_model = sinklab.open(trained_run[0]).subject
-    other_model.spec = dataclasses.replace(
-        other_model.spec, model=dataclasses.replace(other_model.spec.model, norm_epsilon=1e-3)
-    )
-    key_inputs = [
-        (subject, ids_PT, None, None, {}),
-        (subject, ids_PT.reshape(4, 4), None, None, {}),
-        (subject, ids_PT + 1, None, None, {}),
-        (subject, ids_PT, position_T, None, {}),
-        (subject, ids_PT, position_T[::-1], None, {}),
-        (subject, ids_PT, None, None, dict(keys=subject.spec.probe.keys - 1)),
-        (subject, ids_PT, None, None, dict(lengths=(4,), thresholds=(0.3,))),
-        (other_step, ids_PT, None, None, {}),
-        (other_model, ids_PT, None, None, {}),
-        (sinklab.open(trained_run[0], dtype='bfloat16').subject, ids_PT, None, None, {}),
-        (subject, ids_PT, None, ('sink/1',), {}),
-    ]
-    assert len({measure.compute_cache_key(*inputs) for inputs in key_inputs}) == len(key_inputs)
-    assert measure.compute_cache_key(*key_inputs[0]) == measure.compute_cache_key(
-        sinklab.open(trained_run[0], dtype='float32').subject, *key_inputs[0][1:]
-    ), 'the dtype of the config'
-
-
-def test_perturbation_depends_on_positions(trained_run):
-    subject = sinklab.open(trained_run[0]).subject
-    ids_PT = np.random.default_rng(0).integers(2, subject.vocabulary, (2, 8))
-    plain, swapped = (
-        measure.measure_perturbation(subject, ids_PT, 1, 0, position_T)
-        for position_T in (None, measure.parse_positions('swap:5', 8))
-    )
-    assert plain.keys() == swapped.keys()
-    assert any(abs(plain[name] - swapped[name]) > 1e-4 for name in plain)
+        measure.make_inputs(subject, request)
 
 
 def test_selection_equals_loss_increase_with_zero_queries(trained_run):
@@ -333,7 +280,6 @@ def test_selection_equals_loss_increase_with_zero_queries(trained_run):
 
 
 def test_measure_writes_printed_results_with_optional_metrics(trained_run, capsys, monkeypatch, tmp_path):
-    monkeypatch.setenv('SINKLAB_CACHE', str(tmp_path / 'cache'))
     arguments = [
         str(trained_run[0]),
         '--json',
@@ -341,7 +287,6 @@ def test_measure_writes_printed_results_with_optional_metrics(trained_run, capsy
         '--sequences=2',
         '--loss',
         '--selection',
-        '--perturb=3',
         f'--out={tmp_path}/out',
     ]
     assert main(['measure', *arguments]) == 0
@@ -349,12 +294,11 @@ def test_measure_writes_printed_results_with_optional_metrics(trained_run, capsy
     assert json.loads((tmp_path / 'out' / 'measured.json').read_text()) == summary
     assert {*summary['series']} == {'natural'}
     for step, result in zip(('00000004', '00000008'), summary['steps'], strict=True):
-        assert {'loss', 'selection/02', 'perturbation/01'} <= {*result['inputs']['natural']}
+        assert {'loss', 'selection/02'} <= {*result['inputs']['natural']}
         assert (tmp_path / 'out' / step / 'natural.npz').exists()
 
 
 def test_measure_all_reports_every_checkpoint_and_emergence(trained_run, capsys, monkeypatch, tmp_path):
-    monkeypatch.setenv('SINKLAB_CACHE', str(tmp_path / 'cache'))
     assert main(['measure', str(trained_run[0]), '--all', '--inputs=repeated', '--sequences=3']) == 0
     output = capsys.readouterr().out
     assert '@4' in output
@@ -368,8 +312,8 @@ def test_measure_all_reports_every_checkpoint_and_emergence(trained_run, capsys,
 def test_make_inputs_returns_natural_random_and_repeated_tokens(trained_run):
     path, spec, _ = trained_run
     subject = sinklab.open(path).subject
-    input_spec = measure.InputSpec(sequences=4, length=8, seed=0, source=None)
-    result = measure.make_inputs(subject, ('natural', 'random', 'repeated'), input_spec)
+    request = measure.MeasureRequest(inputs=('natural', 'random', 'repeated'), sequences=4, length=8)
+    result = measure.make_inputs(subject, request)
     np.testing.assert_array_equal(result['natural'][:, :8], load_run_data(spec).probe_PT[:4, :8])
     for name, ids_PT in result.items():
         assert ids_PT.shape == (4, 8), name
@@ -380,39 +324,37 @@ def test_make_inputs_returns_natural_random_and_repeated_tokens(trained_run):
 
 
 @pytest.mark.parametrize(
-    ('arguments', 'message'),
+    'arguments',
     [
-        (['{run}@5'], 'has no checkpoint 5'),
-        (['{run}/probe'], 'contains no run'),
-        (['org/none'], 'give the folder of a run, or hf:org/none for an open model'),
-        (['{run}', '--inputs=naturl'], 'did you mean natural'),
-        (['{run}', '--inputs=domains'], 'one domain'),
-        (['{run}', '--length=1000'], 'reads 96 tokens'),
-        (['{run}', '--lengths=4,400'], '--lengths has 400'),
-        (['{run}', '--eps=0.3'], 'needs --lengths'),
-        (['{run}', '--lengths=x'], 'not a list of int'),
-        (['{run}', '--positions=swap:1'], 'give replace:K or swap:K'),
-        (['{run}', '--length=1'], 'is too small'),
-        (['{run}', '--sequences=0'], 'is too small'),
-        (['{run}', '--lengths=8', '--eps=1.5'], '--eps has 1.5'),
-        (['{run}', '--lengths=8', '--eps=0.3,0.30000001'], 'equal in six digits'),
-        (['{run}', '--perturb=0'], 'is too small'),
-        (['{run}', '--perturb=999'], 'is beyond the text'),
-        (['{run}', '--keys=999'], 'is beyond the text'),
-        (['{run}', '--seed=-1'], 'give at least 0'),
-        (['{run}', '--inputs='], '--inputs is empty'),
-        (['hf:{run}'], 'contains a run of sinklab'),
-        (['hf:{run}', '--all'], 'is an open model'),
-        (['{run}@4', '--all'], 'is one step; give'),
-        (['{run}', '--out=/proc/none/out'], 'cannot be written'),
-        (['{run}', '--out={run}'], 'already exists'),
+        ['{run}@5'],
+        ['{run}/probe'],
+        ['org/none'],
+        ['{run}', '--inputs=naturl'],
+        ['{run}', '--inputs=domains'],
+        ['{run}', '--length=1000'],
+        ['{run}', '--lengths=4,400'],
+        ['{run}', '--eps=0.3'],
+        ['{run}', '--lengths=x'],
+        ['{run}', '--positions=swap:1'],
+        ['{run}', '--length=1'],
+        ['{run}', '--sequences=0'],
+        ['{run}', '--lengths=8', '--eps=1.5'],
+        ['{run}', '--lengths=8', '--eps=0.3,0.30000001'],
+        ['{run}', '--keys=999'],
+        ['{run}', '--seed=-1'],
+        ['{run}', '--inputs='],
+        ['hf:{run}'],
+        ['hf:{run}', '--all'],
+        ['{run}@4', '--all'],
+        ['{run}', '--out=/proc/none/out'],
+        ['{run}', '--out={run}'],
     ],
 )
-def test_measure_rejects_invalid_arguments_with_one_line(trained_run, capsys, arguments, message):
+def test_measure_rejects_invalid_arguments_with_one_line(trained_run, capsys, arguments):
     formatted_arguments = [text.format(run=trained_run[0]) for text in arguments]
     assert main(['measure', *formatted_arguments]) == 1
     *earlier_lines, line = capsys.readouterr().err.strip().splitlines()
-    assert message in line
+    assert line.startswith('sinklab measure: ')
     assert all(text.startswith('preparing') for text in earlier_lines)
 
 
@@ -427,6 +369,17 @@ def test_measure_creates_output_folder_before_measuring(trained_run, tmp_path, m
         patch.setattr('sinklab.cli.measure.run_job', check_folder_and_fail)
         assert main(['measure', str(trained_run[0]), f'--out={out}']) == 1
     assert main(['measure', str(trained_run[0]), '--sequences=2', f'--out={out}']) == 0
+
+
+def test_measure_prints_result_before_failing_to_write_out(trained_run, tmp_path, monkeypatch, capsys):
+    def fail(*_):
+        raise OSError(28, 'No space left')
+
+    monkeypatch.setattr(measure, 'write_results', fail)
+    assert main(['measure', str(trained_run[0]), '--sequences=2', '--json', f'--out={tmp_path}/out']) == 1
+    captured = capsys.readouterr()
+    assert 'sink/1' in json.loads(captured.out)['inputs']['natural']
+    assert captured.err.splitlines()[-1].startswith('sinklab measure: ')
 
 
 @pytest.fixture

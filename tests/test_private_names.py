@@ -14,10 +14,6 @@ PRIVATE_NAMES = [
         'lm_eval.api.model:TemplateLM._loglikelihood_tokens',
         ['self', 'requests', 'kwargs'],
     ),
-    ('sinklab/analysis/hf_model.py', 'transformers:PretrainedConfig()._attn_implementation', None),
-    # These have no underscore, but no documentation either.
-    ('sinklab/hf/gguf.py', 'transformers.modeling_gguf_pytorch_utils:GGUF_SUPPORTED_ARCHITECTURES', None),
-    ('sinklab/hf/gguf.py', 'transformers.integrations.gguf:GGUF_CONFIG_ARCHS', None),
 ]
 
 

@@ -1,4 +1,4 @@
-"""Tests that Python code of a model or tokenizer runs only with --remote-code."""
+"""Tests that Python code of a model or tokenizer does not run."""
 
 import json
 
@@ -54,14 +54,14 @@ def add_model_code(folder):
     update_json(folder / 'config.json', model_type='own', auto_map=auto_map)
 
 
-def make_arguments(folder, *options):
+def make_arguments(folder):
     (folder.parent / 'text.txt').write_text(open_models.SAMPLE_TEXT)
     source_option = f'--source=text:{folder.parent}/text.txt'
-    return ['measure', f'hf:{folder}', source_option, '--sequences=1', '--length=16', *options]
+    return ['measure', f'hf:{folder}', source_option, '--sequences=1', '--length=16']
 
 
 @pytest.mark.parametrize('add_code', [add_tokenizer_code, add_model_code])
-def test_remote_code_does_not_run_without_flag_despite_confirmed_prompt(add_code, folder, capsys, monkeypatch):
+def test_remote_code_does_not_run_despite_confirmed_prompt(add_code, folder, capsys, monkeypatch):
     """Answer yes to any prompt of transformers."""
     add_code(folder)
     monkeypatch.setattr('builtins.input', lambda *_: 'y')
@@ -69,14 +69,8 @@ def test_remote_code_does_not_run_without_flag_despite_confirmed_prompt(add_code
     exit_code = main(make_arguments(folder))
     (line,) = capsys.readouterr().err.splitlines()
     assert exit_code == 1
-    assert '--remote-code' in line
+    assert str(folder) in line
     assert not (folder.parent / 'ran').exists()
-
-
-def test_remote_code_of_tokenizer_runs_with_flag(folder):
-    add_tokenizer_code(folder)
-    assert main(make_arguments(folder, '--remote-code')) == 0
-    assert (folder.parent / 'ran').exists()
 
 
 def test_remote_code_does_not_run_in_tokenizer_parity_check(folder, monkeypatch):

@@ -31,8 +31,8 @@ def test_no_call_allows_pickled_arrays():
     assert list_values('allow_pickle') <= {'False'}
 
 
-def test_trust_remote_code_is_set_only_by_remote_code_option():
-    assert list_values('trust_remote_code') <= {'remote_code', 'self.remote_code', 'False'}
+def test_no_call_trusts_remote_code():
+    assert list_values('trust_remote_code') == {'False'}
 
 
 def test_launchers_run_pinned_versions_as_root():

@@ -5,8 +5,6 @@ tokens), H (heads; 1 for hidden states), and X (the queries of attention weights
 """
 
 import dataclasses
-import hashlib
-import json
 import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
@@ -248,20 +246,6 @@ def apply_edits(
         if edit.target == target:
             array_BSHX = edit.apply(array_BSHX, layer, num_before, is_visible_BSHX)
     return array_BSHX
-
-
-def add_edits_to_digest(digest: str, edits: Sequence[Edit]) -> str:
-    """Return the digest of a model with edits; `digest`, that of the model, if there are none.
-
-    Raises:
-        UserError: The value of an edit is a function. It has no digest that is the same in another process.
-    """
-    if not edits:
-        return digest
-    if functions := [edit.value for edit in edits if callable(edit.value)]:
-        raise UserError(f'a model with value={functions[0]!r} has no digest; give a number or "mean"')
-    edits_json = json.dumps([dataclasses.asdict(edit) for edit in edits])
-    return f'{digest} {hashlib.sha256(edits_json.encode()).hexdigest()[:16]}'
 
 
 def convert_edits(edit: Edit | Sequence[Edit] | None) -> tuple[Edit, ...]:

@@ -3,7 +3,7 @@
 import contextlib
 import copy
 import functools
-import itertools
+import inspect
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,7 +15,7 @@ import torch
 import transformers
 
 from sinklab.analysis.bos import BosMode
-from sinklab.analysis.edits import TARGETS, Edit, add_edits_to_digest, apply_edits, check_sizes
+from sinklab.analysis.edits import TARGETS, Edit, apply_edits, check_sizes
 from sinklab.analysis.model_protocol import (
     ExtractFn,
     ProgressFn,
@@ -28,117 +28,69 @@ from sinklab.hf import files, gguf
 from sinklab.hf.convert import suppress_transformers_logs
 from sinklab.metrics.metric import MetricSetting, complete_arrays
 
-ACTIVE_RECORDERS: list['AttentionRecorder'] = []  # recorders with a forward pass in progress, the innermost last
-CAPTURE_MODES = 'interface', 'modules', 'model'  # in the order in which they are tried; see AttentionRecorder
-# Config fields with the number of layers. In the config of a stand-alone decoder, num_hidden_layers may be the
-# number of the encoder's layers.
-LAYER_COUNT_FIELDS = 'num_hidden_layers', 'decoder_layers', 'num_decoder_layers', 'num_layers'
 # The token ids of the trial pass: two tokens are enough to recognize causal attention.
 TRIAL_IDS = np.zeros((1, 2), np.int64)
 CHECKED_QUERY_STEP = 16  # every 16th query is checked
-EAGER = 'eager_attention_forward'  # the function of a modeling file that computes attention in the mode `interface`
+EAGER = 'eager_attention_forward'  # the function of a modeling file that computes attention
 
 # Arrays of one layer, under the names of sinklab.metrics.metric without the letter L.
 LayerArrays = dict[str, np.ndarray]
 
 
-class AttentionMismatchError(UserError):
-    """The outputs of an attention layer are not the sums of its values with the weights that it returns."""
-
-
-def record_hook_error(hook: Callable) -> Callable:
-    """Record an exception of a hook, which is raised through the model but is not an error of the model."""
-
-    @functools.wraps(hook)
-    def call_hook(self: 'AttentionRecorder', *arguments: Any) -> Any:
-        try:
-            return hook(self, *arguments)
-        except Exception as error:
-            self.hook_error = error
-            raise
-
-    return call_hook
-
-
 class AttentionRecorder:
     """A recorder that runs a model and passes the arrays of each layer to a function, layer by layer.
 
-    It captures attention in the first of three modes that works for the model:
-
-    - interface: from the function EAGER of the model's own code, which models of transformers' attention interface
-      have. An implementation with a name of its own would not do: sparse attention (DeepSeek) is dense under a name
-      that it does not know.
-    - modules: the attention weights that modules return under eager attention, for models that do not use the
-      interface (GPT-J, GPT-Neo, Falcon, Bloom, ...).
-    - model: the attention weights that the model itself returns.
+    It captures attention from the function EAGER of the model's own code, which models of transformers' attention
+    interface have. An implementation with a name of its own would not do: sparse attention (DeepSeek) is dense under
+    a name that it does not know.
     """
 
-    def __init__(self, model: torch.nn.Module, name: str = ''):
-        self.model, self.name, self.layers = model, name, find_layers(model)
+    def __init__(self, model: torch.nn.Module, name: str):
+        self.model = model
+        self.name = name
+        self.layers = find_layers(model)
+        self.attention_modules = [
+            module
+            for layer in self.layers
+            for module in layer.modules()
+            if 'attention' in type(module).__name__.lower()
+        ]
+        code_names = dict.fromkeys(type(module).__module__ for module in model.modules())
+        self.code_modules = [sys.modules[name] for name in code_names if hasattr(sys.modules[name], EAGER)]
+        # The state of a forward pass.
+        self.extract: Callable[[LayerArrays], Any] | None = None  # None: no arrays are stored
+        self.edits: tuple[Edit, ...] = ()
+        self.layer = 0  # the layer that is running
         self.layer_arrays: LayerArrays = {}
-        self.attending_module: torch.nn.Module | None = None  # the module whose attention is in `layer_arrays`
-        self.extract: Callable[[LayerArrays], Any] | None = dict  # None: no arrays are stored
         self.outputs: list[Any] = []
-        self.layer_numbers: list[int] = []  # for each of `outputs`, the number of its layer, from 1
-        self.layer_number = 1  # the layer that is running
-        self.length = 0  # tokens of each sequence
-        self.hook_error: Exception | None = None  # the exception of one of our hooks in this pass
-        self.mode = 'interface'
-        self.is_trial = False
-        self.edits: tuple[Edit, ...] = ()  # of this pass
-        module_names = dict.fromkeys(type(module).__module__ for module in model.modules())
-        self.code_modules = [sys.modules[name] for name in module_names if hasattr(sys.modules[name], EAGER)]
-        # For each module that returns attention weights, their position among its outputs.
-        self.weight_positions: dict[torch.nn.Module, int] = {}
-        for layer in self.layers:
-            layer.register_forward_hook(self.on_layer_output)
-            for module in layer.modules():
-                if 'attention' in type(module).__name__.lower():
-                    module.register_forward_pre_hook(self.on_attention_input, with_kwargs=True)
 
-    def find_capture_mode(self) -> list[LayerArrays]:
-        """Return the arrays of each layer for two tokens, in the first capture mode that works for the model.
+    def run_trial(self) -> list[LayerArrays]:
+        """Return the arrays of each layer for two tokens.
 
         Raises:
-            UserError: The model cannot be run, has no attention matrices, or attends to later tokens, or its weights
-                do not give its outputs.
+            UserError: The model cannot be run, or its attention cannot be measured.
         """
-        user_error = UserError(
-            f'{self.name} ({type(self.model).__name__}) has no attention matrices: none of its {len(self.layers)} '
-            'layers returns them; give a model with attention'
-        )
-        for mode in CAPTURE_MODES:
-            self.mode = mode
-            if self.mode == 'modules':
-                self.find_weight_modules()
-            try:
-                layer_arrays = self(TRIAL_IDS, dict)
-            except AttentionMismatchError:
-                raise
-            except UserError as error:
-                user_error = error
-                continue
-            if attentions := [layer['attention_PHTS'] for layer in layer_arrays if 'attention_PHTS' in layer]:
-                if any(attention[..., 0, 1].any() for attention in attentions):
-                    raise UserError(f'{self.name} attends to later tokens; give a causal model')
-                return layer_arrays
-        raise user_error
-
-    def find_weight_modules(self) -> None:
-        """Run once with eager attention and note which modules return attention weights."""
-        self.is_trial = True
-        submodule = dict.fromkeys(submodule for model_layer in self.layers for submodule in model_layer.modules())
-        hooks = [module.register_forward_hook(self.on_module_output, prepend=True) for module in submodule]
         try:
-            self(TRIAL_IDS, lambda layer: None)
+            layers = self(TRIAL_IDS, dict)
         except UserError:
-            return  # the next pass raises it again
-        finally:
-            self.is_trial = False
-            for hook in hooks:
-                hook.remove()
-        for module in self.weight_positions:
-            module.register_forward_hook(self.on_module_output, prepend=True)
+            raise
+        except Exception as error:  # transformers raises exceptions of many types here
+            raise UserError(
+                f'{self.name} (model type {self.model.config.model_type}) cannot be run by transformers '
+                f'{transformers.__version__}: {format_error(error, with_type=True)}; '
+                f'give {"another model" if self.model.dtype == torch.float32 else "--dtype=float32"}'
+            ) from error
+        attentions = [layer['attention_PHTS'] for layer in layers if 'attention_PHTS' in layer]
+        if not attentions:
+            raise UserError(
+                f'{self.name} (model type {self.model.config.model_type}) has no attention that passes through the '
+                'attention interface of transformers; give another model'
+            )
+        if any(attention[..., 0, 1].any() for attention in attentions):
+            raise UserError(f'{self.name} attends to later tokens; give a causal model')
+        if len({attention.shape[1] for attention in attentions}) > 1:
+            raise UserError(f'{self.name} has layers with different numbers of heads; give another model')
+        return layers
 
     def __call__(
         self,
@@ -147,124 +99,57 @@ class AttentionRecorder:
         edits: tuple[Edit, ...] = (),
         **model_kwargs: torch.Tensor,
     ) -> list[Any]:
-        uses_model_output = self.mode == 'model'
-        with self.activate(ids_PT.shape[1], dict if uses_model_output else extract, edits):
-            output = self.model.base_model(
-                input_ids=torch.as_tensor(ids_PT),
-                use_cache=False,
-                output_attentions=self.mode != 'interface',
-                **model_kwargs,
-            )
-        return (
-            [extract(layer) for layer in add_model_attentions(self.outputs, output)]
-            if uses_model_output
-            else self.outputs
-        )
+        with self.activate(extract, edits):
+            self.model.base_model(input_ids=torch.as_tensor(ids_PT), use_cache=False, **model_kwargs)
+        return self.outputs
 
     @contextlib.contextmanager
-    def activate(
-        self, length: int, extract: Callable[[LayerArrays], Any] | None, edits: tuple[Edit, ...] = ()
-    ) -> Iterator[None]:
-        """Capture and edit the forward pass within this context, whose sequences have `length` tokens.
+    def activate(self, extract: Callable[[LayerArrays], Any] | None, edits: tuple[Edit, ...] = ()) -> Iterator[None]:
+        """Capture and edit the forward pass within this context."""
+        self.extract = extract
+        self.edits = edits
+        self.layer = 0
+        self.layer_arrays = {}
+        self.outputs = []
+        with contextlib.ExitStack() as stack:
+            for code in self.code_modules:
+                attend = functools.partial(self.attend, getattr(code, EAGER))
+                stack.enter_context(replaced_attributes(code, {EAGER: attend}))
+            for layer in self.layers:
+                stack.enter_context(layer.register_forward_hook(self.on_layer_output))
+            for module in self.attention_modules:
+                hook = module.register_forward_pre_hook(self.on_attention_input, with_kwargs=True)
+                stack.enter_context(hook)
+            stack.enter_context(torch.inference_mode())
+            yield
 
-        Raises:
-            UserError: transformers cannot run the model.
-        """
-        self.outputs, self.layer_numbers, self.layer_arrays = [], [], {}
-        self.extract, self.edits, self.length, self.layer_number = extract, edits, length, 1
-        self.hook_error, self.attending_module = None, None
-        ACTIVE_RECORDERS.append(self)
-        try:
-            with contextlib.ExitStack() as stack:
-                for code in self.code_modules if self.mode == 'interface' else ():
-                    attend = functools.partial(self.attend, getattr(code, EAGER))
-                    stack.enter_context(replaced_attributes(code, {EAGER: attend}))
-                stack.enter_context(torch.inference_mode())
-                yield
-        except UserError:
-            raise
-        except Exception as error:
-            if error is self.hook_error:
-                raise
-            raise make_run_error(self.model, self.name, error) from error
-        finally:
-            ACTIVE_RECORDERS.pop()
-
-    def is_active(self) -> bool:
-        return bool(ACTIVE_RECORDERS) and ACTIVE_RECORDERS[-1] is self
-
-    def is_capturing(self) -> bool:
-        return self.is_active() and self.extract is not None
-
-    @record_hook_error
     def on_attention_input(self, module: torch.nn.Module, args: tuple, kwargs: dict) -> None:
         hidden_states = args[0] if args else kwargs.get('hidden_states')
-        if self.is_capturing() and isinstance(hidden_states, torch.Tensor) and hidden_states.ndim == 3:
+        if self.extract is not None and isinstance(hidden_states, torch.Tensor) and hidden_states.ndim == 3:
             self.layer_arrays['normed_PTD'] = hidden_states.float().numpy()
 
-    @record_hook_error
-    def on_module_output(self, module: torch.nn.Module, args: tuple, output: Any) -> None:
-        """Keep the attention weights that a module returns beside its output."""
-        if not self.is_capturing():
-            return
-        values = [*iterate_values(output)]
-        if self.is_trial:
-            positions = [position for position, value in enumerate(values) if is_attention_weights(value)]
-            if positions:
-                self.weight_positions.setdefault(module, positions[0])
-        elif 'attention_PHTS' not in self.layer_arrays:  # modules are nested, and the innermost returns first
-            self.layer_arrays['attention_PHTS'] = values[self.weight_positions[module]].float().numpy()
-
-    @record_hook_error
-    def on_attention(self, module, query, key, value, scaling, output, attention) -> None:
-        """Store the arrays of one attention call.
-
-        Queries, keys and values are (P, H, T, K), outputs are (P, T, H, K). The keys and values of a group of heads
-        are repeated for each head.
-        """
-        if self.extract is None:
-            return
-        if self.attending_module not in (None, module):  # a layer with two attentions, one after another
-            normed = {name: self.layer_arrays[name] for name in ('normed_PTD',) if name in self.layer_arrays}
-            self.append_layer({name: array for name, array in self.layer_arrays.items() if name not in normed})
-            self.layer_arrays = normed
-        self.attending_module = module
-        width = query.shape[-1]
-        if scaling is not None and scaling * width**0.5 != 1:  # scores are <q, k> / sqrt(K) here
-            query = query.float() * (scaling * width**0.5)
-        key, value = (repeat_heads(array, query.shape[1]) for array in (key, value))
-        arrays = dict(query_PTHK=query, key_PSHK=key, value_PSHK=value)
-        self.layer_arrays |= {name: array.transpose(1, 2).float().numpy() for name, array in arrays.items()}
-        self.layer_arrays |= dict(attention_PHTS=attention.float().numpy(), head_PTHK=output.float().numpy())
-
-    @record_hook_error
     def on_layer_output(self, module: torch.nn.Module, args: tuple, output: Any) -> Any:
-        if not self.is_active():  # this forward pass is not one of this recorder
-            return None
-        residual, edited_output = next(iterate_values(output), None), None
-        # Gemma 3n has several residual streams, and CPM-Ant puts tokens of its own before a text.
-        if isinstance(residual, torch.Tensor) and residual.ndim == 3 and residual.shape[1] == self.length:
-            residual_PT1D = residual[:, :, None]
-            if (edited := self.edit('residual', residual_PT1D)) is not residual_PT1D:
-                residual = edited[:, :, 0]
-                edited_output = replace_first_value(output, residual)
+        """Edit and store the hidden states that a layer returns, alone or as the first value of a tuple."""
+        residual = output[0] if isinstance(output, tuple) else output
+        if residual.ndim == 3:  # Gemma 3n has several residual streams
+            residual = self.edit('residual', residual[:, :, None])[:, :, 0]
             self.layer_arrays['residual_PTD'] = residual.float().numpy()
-        self.append_layer(self.layer_arrays)
-        self.layer_arrays, self.attending_module, self.layer_number = {}, None, self.layer_number + 1
-        return edited_output  # None: torch keeps the output
+        if self.extract is not None:
+            self.outputs.append(self.extract(self.layer_arrays))
+        self.layer_arrays = {}
+        self.layer += 1
+        return (residual, *output[1:]) if isinstance(output, tuple) else residual
 
-    @record_hook_error
     def edit(self, target: str, array_PSHX: torch.Tensor, is_visible_PSHX: Any = True) -> torch.Tensor:
-        """Apply the edits of this pass to an array of the running layer; return the array itself if none applies."""
-        layer = self.layer_number - 1
-        edits = [edit for edit in self.edits if edit.applies_to(target, layer)]
+        """Apply the edits of this pass to an array of the running layer."""
+        edits = [edit for edit in self.edits if edit.applies_to(target, self.layer)]
         if not edits:
             return array_PSHX
         for edit in edits:
             check_sizes(edit, *array_PSHX.shape[2:])
         arrays = [edit.make_arrays() for edit in edits]
         array = array_PSHX.float().numpy()  # NumPy has no bfloat16
-        edited = apply_edits(arrays, layer, target, array, 0, is_visible_PSHX)
+        edited = apply_edits(arrays, self.layer, target, array, 0, is_visible_PSHX)
         return torch.from_numpy(edited).to(array_PSHX.dtype)
 
     def attend(
@@ -276,29 +161,39 @@ class AttentionRecorder:
         query head has its own, so that single heads of a group can be edited.
 
         Raises:
-            AttentionMismatchError: The weights do not give the outputs.
+            UserError: The weights do not give the outputs, or the layer has another attention.
         """
-        if not self.is_active():  # this forward pass is not one of this recorder
-            return eager(module, query, key, value, attention_mask, **options)
-        heads, group = query.shape[1], {}
-        if self.edits:
-            original = [repeat_heads(array, heads).transpose(1, 2) for array in (key, value)]
-            edited = [self.edit(*pair) for pair in zip(('key', 'value'), original, strict=True)]
-            if any(new is not old for new, old in zip(edited, original, strict=True)):
-                key, value = (array.transpose(1, 2).contiguous() for array in edited)
-                group = {'num_key_value_groups': 1} if hasattr(module, 'num_key_value_groups') else {}
+        heads = query.shape[1]
+        group = {}
+        if any(edit.target in ('key', 'value') and edit.applies_to(edit.target, self.layer) for edit in self.edits):
+            key, value = (repeat_heads(array, heads).transpose(1, 2) for array in (key, value))
+            key, value = self.edit('key', key), self.edit('value', value)
+            key, value = (array.transpose(1, 2).contiguous() for array in (key, value))
+            group = {'num_key_value_groups': 1} if hasattr(module, 'num_key_value_groups') else {}
         with replaced_attributes(module, group):
             output, attention = eager(module, query, key, value, attention_mask, **options)
         self.check_outputs(attention, value, output)
-        if self.edits:
-            weight_PSHT = attention.permute(0, 3, 1, 2)
+        if any(edit.applies_to('attention', self.layer) for edit in self.edits):
             visible_PHTS = find_visible_keys(attention_mask, *attention.shape[2:])
-            edited_PSHT = self.edit('attention', weight_PSHT, visible_PHTS.permute(0, 3, 1, 2).numpy())
-            if edited_PSHT is not weight_PSHT:
-                attention = edited_PSHT.permute(0, 2, 3, 1).contiguous()
-                output = sum_values(attention, repeat_heads(value, heads))
-        self.on_attention(module, query, key, value, options.get('scaling'), output, attention)
+            is_visible_PSHT = visible_PHTS.permute(0, 3, 1, 2).numpy()
+            edited_PSHT = self.edit('attention', attention.permute(0, 3, 1, 2), is_visible_PSHT)
+            attention = edited_PSHT.permute(0, 2, 3, 1).contiguous()
+            output = sum_values(attention, repeat_heads(value, heads))
+        if self.extract is not None:
+            self.store_attention(query, key, value, options.get('scaling'), output, attention)
         return output, attention
+
+    def store_attention(self, query, key, value, scaling, output, attention) -> None:
+        """Store the arrays of one attention call; keys and values are repeated for each head of a group."""
+        if 'attention_PHTS' in self.layer_arrays:
+            raise UserError(f'{self.name} has several attention matrices in a layer; give another model')
+        width = query.shape[-1]
+        if scaling is not None and scaling * width**0.5 != 1:  # scores are <q, k> / sqrt(K) here
+            query = query.float() * (scaling * width**0.5)
+        key, value = (repeat_heads(array, query.shape[1]) for array in (key, value))
+        arrays = dict(query_PTHK=query, key_PSHK=key, value_PSHK=value)
+        self.layer_arrays |= {name: array.transpose(1, 2).float().numpy() for name, array in arrays.items()}
+        self.layer_arrays |= dict(attention_PHTS=attention.float().numpy(), head_PTHK=output.float().numpy())
 
     def check_outputs(
         self, attention_PHTS: torch.Tensor, value_PHSK: torch.Tensor, output_PTHK: torch.Tensor
@@ -306,7 +201,7 @@ class AttentionRecorder:
         """Compare the outputs of some queries, the last among them, with the sums of values.
 
         Raises:
-            AttentionMismatchError: They differ.
+            UserError: They differ, or are not finite.
         """
         queries = slice((attention_PHTS.shape[2] - 1) % CHECKED_QUERY_STEP, None, CHECKED_QUERY_STEP)
         value_PHSK = repeat_heads(value_PHSK, attention_PHTS.shape[1])
@@ -318,45 +213,10 @@ class AttentionRecorder:
         difference = (sum_values(attention_PHTS[:, :, queries], value_PHSK) - output_PTHK).abs().max()
         tolerance = max(1e-4, 4 * torch.finfo(output_PTHK.dtype).eps)
         if not difference <= tolerance * output_PTHK.abs().max():
-            raise AttentionMismatchError(
+            raise UserError(
                 f'{self.name} (model type {self.model.config.model_type}) cannot be measured: the outputs of its '
                 'attention are not the sums of values with the weights that transformers returns; give another model'
             )
-
-    def append_layer(self, layer: LayerArrays) -> None:
-        if self.extract is not None:
-            self.outputs.append(self.extract(layer))
-            self.layer_numbers.append(self.layer_number)
-
-
-def add_model_attentions(layers: list[LayerArrays], output: Any) -> Iterator[LayerArrays]:
-    """Yield the layers with the attention weights that the model returns.
-
-    If the model returns another number of weights than it has layers, the layers stay as they are.
-    """
-    attentions = getattr(output, 'attentions', None) or ()
-    for index, layer in enumerate(layers):
-        attention = attentions[index] if len(attentions) == len(layers) else None
-        yield layer if attention is None else layer | dict(attention_PHTS=attention.float().numpy())
-
-
-def iterate_values(output: Any) -> Iterator[Any]:
-    """Yield what a module returns: a tensor, a tuple or list, or the values of a mapping."""
-    if isinstance(output, dict):
-        yield from output.values()
-    elif isinstance(output, tuple | list):
-        yield from output
-    else:
-        yield output
-
-
-def replace_first_value(output: Any, value: torch.Tensor) -> Any:
-    """Return what a module returns, a tensor, a tuple or list, or a mapping, with another first value."""
-    if isinstance(output, dict):
-        return type(output)(output | {next(iter(output)): value})
-    if hasattr(output, '_replace'):  # a named tuple
-        return output._replace(**{output._fields[0]: value})
-    return type(output)([value, *output[1:]]) if isinstance(output, tuple | list) else value
 
 
 def repeat_heads(array_PGSK: torch.Tensor, heads: int) -> torch.Tensor:
@@ -394,70 +254,16 @@ def replaced_attributes(module: torch.nn.Module, attributes: dict[str, Any]) -> 
             setattr(module, name, value)
 
 
-def is_attention_weights(value: Any) -> bool:
-    """Return whether a value is attention weights for TRIAL_IDS.
-
-    These have the shape (1, H, 2, 2), and rows that sum to at most 1. Keys, values and states of linear attention
-    also have four axes. They do not pass this test.
-    """
-    if not isinstance(value, torch.Tensor) or value.ndim != 4 or value.shape[0] != 1 or value.shape[2:] != (2, 2):
-        return False
-    mass, tolerance = value.float().sum(-1), 2**-8 if value.dtype == torch.bfloat16 else 1e-4
-    return bool((value >= 0).all() and (mass > 0).all() and (mass < 1 + tolerance).all())
-
-
-def make_run_error(model: torch.nn.Module, name: str, error: Exception) -> UserError:
-    """Make the UserError for an exception that transformers raises while a model runs."""
-    return UserError(
-        f'{name} (model type {model.config.model_type}) cannot be run by transformers {transformers.__version__}: '
-        f'{format_error(error, with_type=True)}; '
-        f'give {"another model" if model.dtype == torch.float32 else "--dtype=float32"}'
-    )
-
-
 def find_layers(model: torch.nn.Module) -> torch.nn.ModuleList:
-    """Return the first module list that runs on texts and has as many modules as the config has layers.
-
-    Nested lists (the experts of a layer, the two attentions of a LongCat layer) are not considered.
-    """
-    config = model.config.get_text_config()
-    counts = [
-        count for count in (getattr(config, name, None) for name in LAYER_COUNT_FIELDS) if isinstance(count, int)
-    ]
-    module_lists = [module for module in model.modules() if isinstance(module, torch.nn.ModuleList)]
-    nested_ids = {
-        id(module) for module_list in module_lists for module in module_list.modules() if module is not module_list
-    }
-    module_lists = [module for module in module_lists if id(module) not in nested_ids]
-    for count in counts:
-        if matching := [module for module in module_lists if len(module) == count]:
-            return matching[0] if len(matching) == 1 else find_used_list(model, matching)
+    """Return the list of the layers that read text: the first one whose length is that of the config."""
+    num_layers = model.config.get_text_config().num_hidden_layers
+    for module in model.get_decoder().modules():
+        if isinstance(module, torch.nn.ModuleList) and len(module) == num_layers:
+            return module
     raise UserError(
-        f'{type(model).__name__} (model type {config.model_type}) has no list of {counts[0] if counts else "its"} '
-        'layers; give another model'
+        f'{type(model).__name__} (model type {model.config.model_type}) has no list of {num_layers} layers; give '
+        'another model'
     )
-
-
-def find_used_list(model: torch.nn.Module, module_lists: list[torch.nn.ModuleList]) -> torch.nn.ModuleList:
-    """Return the first list whose modules run on a text. The layers of a vision tower do not."""
-    used: list[torch.nn.ModuleList] = []
-    hooks = [
-        module_list[0].register_forward_hook(lambda *_, module_list=module_list: used.append(module_list))
-        for module_list in module_lists
-    ]
-    try:
-        # The first pass of AttentionRecorder raises the same exception, and reports it.
-        with torch.inference_mode(), contextlib.suppress(Exception):
-            model.base_model(input_ids=torch.as_tensor(TRIAL_IDS), use_cache=False)
-    finally:
-        for hook in hooks:
-            hook.remove()
-    return (used or module_lists)[0]
-
-
-def list_layer_configs(config: Any) -> list[Any]:
-    """Return the config of each layer, or one config if it is that of all layers."""
-    return [*config.per_layer_config] if getattr(config, 'is_heterogeneous', False) else [config]
 
 
 DEFAULT_DTYPE = 'float32'
@@ -472,42 +278,33 @@ class HFModel:
     type of weights and activations. Captured arrays are float32.
     """
 
-    def __init__(
-        self,
-        model_dir: str | Path,
-        bos: BosMode = 'auto',
-        remote_code: bool = False,
-        name: str = '',
-        dtype: str = DEFAULT_DTYPE,
-    ):
-        self.model_dir, self.name, self.bos, self.dtype = Path(model_dir), name or f'hf:{model_dir}', bos, dtype
-        check_has_attention(self.model_dir, self.name, remote_code)
-        num_parameters, torch_dtype = files.count_parameters(self.model_dir), getattr(torch, dtype)
+    def __init__(self, model_dir: str | Path, bos: BosMode = 'auto', name: str = '', dtype: str = DEFAULT_DTYPE):
+        self.model_dir = Path(model_dir)
+        self.name = name or f'hf:{model_dir}'
+        self.bos = bos
+        self.dtype = dtype
+        num_parameters = files.count_parameters(self.model_dir)
+        torch_dtype = getattr(torch, dtype)
         files.check_memory(torch_dtype.itemsize * num_parameters, num_parameters, self.name, dtype)
-        self.model = load_model(self.model_dir, self.name, remote_code, torch_dtype)
+        self.model = load_model(self.model_dir, self.name, torch_dtype)
         self.config = self.model.config.get_text_config()
-        self.remote_code = remote_code
         self.vocabulary = self.config.vocab_size
         self.has_sinks = any(hasattr(module, 'sinks') for module in self.model.modules())
         self.recorder = AttentionRecorder(self.model, self.name)
-        layer_arrays = self.recorder.find_capture_mode()
+        layer_arrays = self.recorder.run_trial()
         names = sorted({name for layer in layer_arrays for name in layer})
         self.available_arrays = tuple(map(add_layer_axis, names))
-        numbered_layers = [*zip(self.recorder.layer_numbers, layer_arrays, strict=True)]
         self.array_layers = {
-            add_layer_axis(name): tuple(number for number, layer in numbered_layers if name in layer)
+            add_layer_axis(name): tuple(number for number, layer in enumerate(layer_arrays, 1) if name in layer)
             for name in names
         }
-        self.heads_per_layer = tuple(
-            layer['attention_PHTS'].shape[1] for layer in layer_arrays if 'attention_PHTS' in layer
-        )
+        self.num_heads = next(layer['attention_PHTS'].shape[1] for layer in layer_arrays if 'attention_PHTS' in layer)
         self.edits: tuple[Edit, ...] = ()
 
     @property
     def editable_layers(self) -> dict[str, tuple[int, ...]]:
         """For each target of an edit, the layers, from 0, in which it can be edited."""
-        names = dict.fromkeys(TARGETS, 'query_LPTHK' if self.recorder.mode == 'interface' else '')
-        names |= dict(residual='residual_LPTD')
+        names = dict.fromkeys(TARGETS, 'query_LPTHK') | dict(residual='residual_LPTD')
         return {
             target: tuple(number - 1 for number in self.array_layers.get(name, ())) for target, name in names.items()
         }
@@ -517,30 +314,20 @@ class HFModel:
         clone.edits = edits
         return clone
 
-    @property
-    def digest(self) -> str:
-        return add_edits_to_digest(self.unedited_digest, self.edits)
-
     @functools.cached_property
-    def unedited_digest(self) -> str:
+    def digest(self) -> str:
         digest = f'{files.digest_model_dir(self.model_dir)} {self.bos}'
         return digest if self.dtype == DEFAULT_DTYPE else f'{digest} {self.dtype}'
 
     @functools.cached_property
     def tokenizer(self) -> Any:
         try:
-            with files.explain_remote_code(self.name):
-                tokenizer = transformers.AutoTokenizer.from_pretrained(
-                    self.model_dir, trust_remote_code=self.remote_code
-                )
-        except UserError:
-            raise
+            tokenizer = transformers.AutoTokenizer.from_pretrained(self.model_dir, trust_remote_code=False)
         except Exception as error:  # transformers raises exceptions of many types here
             message = format_error(error)
             raise UserError(f'{self.name} has no tokenizer ({message}); give --inputs=random or repeated') from error
-        if len(tokenizer) <= len(
-            tokenizer.all_special_ids
-        ):  # transformers makes an empty tokenizer if there are no files
+        # transformers makes an empty tokenizer if there are no files.
+        if len(tokenizer) <= len(tokenizer.all_special_ids):
             raise UserError(f'{self.name} has no tokenizer, or an empty one; give --inputs=random or repeated')
         return tokenizer
 
@@ -558,36 +345,18 @@ class HFModel:
         """Sentences that say where weights come from, and what is not measured, and why."""
         remarks = gguf.read_remarks(self.model_dir)
         if lacking := self.layers_without_attention:
-            layer_types = (
-                getattr(self.config, 'layer_types', None) or getattr(self.config, 'layers_block_type', None) or []
-            )
-            layer_types = dict.fromkeys(layer_types[number - 1] for number in lacking if number <= len(layer_types))
-            layers_text, num_layers = ', '.join(map(str, lacking)), len(self.recorder.layers)
-            layers_text += f': {", ".join(layer_types)}' if layer_types else ''
+            num_layers = len(self.recorder.layers)
             remarks.append(
-                f'{len(lacking)} of {num_layers} layers have no attention matrix ({layers_text}); '
+                f'{len(lacking)} of {num_layers} layers have no attention matrix ({", ".join(map(str, lacking))}); '
                 f'numbers of heads cover only the other {num_layers - len(lacking)}'
             )
-        if len(set(self.heads_per_layer)) > 1:
-            remarks.append(
-                f'layers have {min(self.heads_per_layer)} to {max(self.heads_per_layer)} heads; each head counts once'
-            )
-        if 'query_LPTHK' not in self.available_arrays:
-            remarks.append('it gives no queries, keys and values; their numbers are omitted')
-        if self.recorder.mode != 'interface':
-            remarks.append('its attention weights are those that transformers returns; its outputs are not checked')
         if 'residual_LPTD' not in self.available_arrays:
             remarks.append('its layers do not return one hidden state per token; their numbers are omitted')
         return tuple(remarks)
 
     @property
     def position(self) -> str:
-        """The kind of position encoding, guessed from modules and config.
-
-        transformers has no common field for it.
-        """
-        if getattr(self.config, 'alibi', False) or self.config.model_type in ('bloom', 'mpt'):
-            return 'alibi'
+        """The kind of position encoding, guessed from modules: transformers has no common field for it."""
         rotary = any('rotary' in type(module).__name__.lower() for module in self.model.modules())
         return 'rotary' if rotary else 'learned'
 
@@ -667,12 +436,9 @@ class HFModel:
 
     def find_windows(self, length: int) -> set[int | None]:
         """Return the attention windows of the layers; None stands for layers whose window covers the length."""
-        layer_configs = list_layer_configs(self.config)
-        layer_types = getattr(self.config, 'layer_types', None) or ['sliding_attention'] * len(layer_configs)
-        windows = [
-            getattr(layer_config, 'sliding_window', None) if layer_type == 'sliding_attention' else None
-            for layer_type, layer_config in zip(layer_types, itertools.cycle(layer_configs), strict=False)
-        ]
+        layer_types = getattr(self.config, 'layer_types', None) or ['sliding_attention']
+        sliding_window = getattr(self.config, 'sliding_window', None)
+        windows = [sliding_window if layer_type == 'sliding_attention' else None for layer_type in layer_types]
         return {window if window and window < length else None for window in windows}
 
     def capture(
@@ -684,7 +450,7 @@ class HFModel:
     ) -> dict[str, np.ndarray]:
         length = check_length(self, ids_PT)
         self.check_positions(position_T)
-        batch_size = max(1, MAX_BATCH_BYTES // (4 * max(self.heads_per_layer) * length**2))
+        batch_size = max(1, MAX_BATCH_BYTES // (4 * self.num_heads * length**2))
         setting = self.make_setting(length)
 
         def extract_completed(layer: LayerArrays) -> dict[str, np.ndarray]:
@@ -700,22 +466,12 @@ class HFModel:
         return run_in_batches(compute, ids_PT, batch_size, on_progress)
 
     def check_positions(self, position_T: np.ndarray | None) -> None:
-        """Raise UserError if positions are given and the model ignores `position_ids`."""
-        if position_T is not None and self.ignores_positions:
+        """Raise UserError if positions are given and the model takes no `position_ids`."""
+        if position_T is not None and 'position_ids' not in inspect.signature(self.model.forward).parameters:
             raise UserError(
                 f'{self.name} (model type {self.config.model_type}) takes no positions of tokens (position_ids); '
                 'remove --positions'
             )
-
-    @functools.cached_property
-    def ignores_positions(self) -> bool:
-        ids_PT = np.arange(3)[None] % self.vocabulary
-        with self.recorder.activate(ids_PT.shape[1], None):
-            logits, other_logits = (
-                self.model(torch.as_tensor(ids_PT), use_cache=False, **make_position_kwargs(ids_PT, positions)).logits
-                for positions in (np.array([0, 1, 2]), np.array([2, 1, 0]))
-            )
-        return torch.equal(logits, other_logits)
 
     def compute_token_losses(self, ids_PT: np.ndarray, position_T: np.ndarray | None = None) -> np.ndarray:
         length = check_length(self, ids_PT)
@@ -724,15 +480,14 @@ class HFModel:
         def compute(ids_PT: np.ndarray) -> dict[str, np.ndarray]:
             position_kwargs = make_position_kwargs(ids_PT, position_T)
             ids = torch.as_tensor(ids_PT, dtype=torch.long)
-            with self.recorder.activate(length, None, self.edits):
+            with self.recorder.activate(None, self.edits):
                 logits_PTV = self.model(input_ids=ids, use_cache=False, **position_kwargs).logits[:, :-1].float()
                 # Over (P, V, T), cross_entropy has ten times the rounding errors: its sums are not contiguous.
                 loss_PT = -logits_PTV.log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
             return {'loss_LPT': loss_PT.numpy()[None]}
 
-        return run_in_batches(compute, ids_PT, max(1, MAX_BATCH_BYTES // (4 * length * self.vocabulary)))['loss_LPT'][
-            0
-        ]
+        batch_size = max(1, MAX_BATCH_BYTES // (4 * length * self.vocabulary))
+        return run_in_batches(compute, ids_PT, batch_size)['loss_LPT'][0]
 
 
 def make_position_kwargs(ids_PT: np.ndarray, position_T: np.ndarray | None) -> dict[str, torch.Tensor]:
@@ -757,45 +512,22 @@ def find_thread_pools() -> threadpoolctl.ThreadpoolController:
     return threadpoolctl.ThreadpoolController()
 
 
-def check_has_attention(model_dir: Any, name: str, remote_code: bool) -> None:
-    """Refuse a model without attention heads (Mamba, RWKV, xLSTM, ...) before its weights are read.
-
-    Raises:
-        UserError: The config of the model has no attention heads, or cannot be loaded.
-    """
-    with suppress_transformers_logs(transformers):
-        try:
-            config = transformers.AutoConfig.from_pretrained(
-                model_dir, trust_remote_code=remote_code
-            ).get_text_config()
-        except Exception as error:
-            raise make_load_error(name, error) from error
-    if all(getattr(layer_config, 'num_attention_heads', None) is None for layer_config in list_layer_configs(config)):
-        raise UserError(
-            f'{name} is of model type {config.model_type}, whose config has no attention heads '
-            '(num_attention_heads): there is no attention to measure; give a model with attention'
-        )
-
-
-def load_model(model_dir: Any, name: str, remote_code: bool, dtype: torch.dtype) -> torch.nn.Module:
+def load_model(model_dir: Path, name: str, dtype: torch.dtype) -> torch.nn.Module:
     """Load a model with eager attention; refuse it if a parameter is missing in its files."""
-    options = dict(dtype=dtype, attn_implementation='eager', use_safetensors=True, trust_remote_code=remote_code)
+    options = dict(dtype=dtype, attn_implementation='eager', use_safetensors=True, trust_remote_code=False)
     with suppress_transformers_logs(transformers):
         try:
             model, loading_info = transformers.AutoModelForCausalLM.from_pretrained(
                 model_dir, output_loading_info=True, **options
             )
         except Exception as error:  # errors of the config, of weights, or of missing packages
-            raise make_load_error(name, error) from error
+            raise UserError(
+                f'{name} cannot be loaded by transformers {transformers.__version__}: '
+                f'{format_error(error, with_type=True)}'
+            ) from error
     if missing := sorted(map(str, [*loading_info['missing_keys'], *loading_info['mismatched_keys']])):
         raise UserError(f'{name} is incomplete: {len(missing)} of its arrays are missing ({missing[0]}, ...)')
     return model.eval()
-
-
-def make_load_error(name: str, error: Exception) -> UserError:
-    return UserError(
-        f'{name} cannot be loaded by transformers {transformers.__version__}: {format_error(error, with_type=True)}'
-    )
 
 
 def add_layer_axis(name: str) -> str:
@@ -812,9 +544,7 @@ def stack_layers(layers: list[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
 def concatenate_layers(name: str, arrays: list[np.ndarray]) -> np.ndarray:
     """Concatenate the arrays of layers, each (1, ...), along L; the letters of a name are its axes.
 
-    Heads of different widths K are padded with zeros to the widest, which changes no norm, product or variance. If
-    layers differ in their number of heads, arrays are concatenated along H, as heads of one layer, so that every head
-    has the same weight in each mean.
+    Heads of different widths K are padded with zeros to the widest, which changes no norm, product or variance.
     """
     axes = name.rpartition('_')[2]
     if axes.endswith('K'):
@@ -825,5 +555,4 @@ def concatenate_layers(name: str, arrays: list[np.ndarray]) -> np.ndarray:
             else array
             for array in arrays
         ]
-    axis = 'H' if 'H' in axes and len({array.shape[axes.index('H')] for array in arrays}) > 1 else 'L'
-    return np.concatenate(arrays, axes.index(axis) if axis in axes else 0)
+    return np.concatenate(arrays, axes.index('L') if 'L' in axes else 0)

@@ -1,7 +1,6 @@
 """Tasks of lm-evaluation-harness on a checkpoint of a run or on a Hugging Face model."""
 
 import contextlib
-import dataclasses
 import difflib
 import functools
 import os
@@ -11,113 +10,38 @@ from importlib.metadata import version
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import lm_eval
 import numpy as np
 from lm_eval.api.model import LM, TemplateLM
-from lm_eval.api.registry import register_model
 from lm_eval.tasks import TaskManager
-from tokenizers import Tokenizer
 from tqdm import tqdm
 
-from sinklab.analysis.model_ref import check_model_exists, open_model
+from sinklab.analysis.model_ref import check_model_exists, resolve_checkpoint
 from sinklab.analysis.run_model import RunModel
 from sinklab.config.spec import Spec
 from sinklab.errors import UserError, format_error
 from sinklab.hf import gguf
-from sinklab.model.transformer import compute_logits
 from sinklab.parallel import sharding
 from sinklab.run_ref import GGUF_PREFIX, MODEL_PREFIXES
-from sinklab.train import state
-from sinklab.train.step import make_hidden_states_fn
 from sinklab.train.validation_loss import make_token_loss
-
-LIMIT_KEYS = 'max_gen_toks', 'max_new_tokens', 'max_tokens', 'max_completion_tokens'  # names of one option
-DEFAULT_MAX_TOKENS = 256  # if a task sets no limit
-SUPPORTED_KEYS = 'until', 'do_sample', 'temperature', *LIMIT_KEYS
-TRUNCATION_KEYS = 'top_k', 'top_p', 'min_p'  # restrict sampling; without effect on greedy decoding
-NEUTRAL_OPTIONS = ('num_beams', 1), ('top_p', 1), ('top_k', 0), ('repetition_penalty', 1)
-
-
-@dataclasses.dataclass(frozen=True)
-class GenerationConfig:
-    until: tuple[str, ...]
-    max_new_tokens: int
-    temperature: float  # 0: greedy decoding
-
-
-def parse_generation_options(options: dict[str, Any]) -> GenerationConfig:
-    """Parse the generation options of a task; refuse unknown options that would change the generated text."""
-    until = options.get('until') or ()
-    sampled = options.get('do_sample')
-    temperature = float(options.get('temperature', 1.0 if sampled else 0.0)) if sampled is not False else 0.0
-    for name, value in options.items():
-        if not (
-            name in SUPPORTED_KEYS
-            or (name, value) in NEUTRAL_OPTIONS
-            or (name in TRUNCATION_KEYS and not temperature)
-        ):
-            raise UserError(
-                f'a task sets {name}={value}, which is not supported; allowed are {", ".join(SUPPORTED_KEYS)}'
-            )
-    max_new_tokens = next(
-        (int(options[name]) for name in LIMIT_KEYS if options.get(name) is not None), DEFAULT_MAX_TOKENS
-    )
-    return GenerationConfig((until,) if isinstance(until, str) else tuple(until), max_new_tokens, temperature)
-
-
-class GeneratedText:
-    """A text that is being generated, with the token ids of its context."""
-
-    def __init__(self, context: list[int], config: GenerationConfig):
-        self.ids, self.context_length, self.config = list(context), len(context), config
-        self.text, self.is_done = '', config.max_new_tokens < 1
-
-    def append_token(
-        self, logits_V: np.ndarray, rng: np.random.Generator, end_token: int, tokenizer: Tokenizer
-    ) -> None:
-        token = sample_token(logits_V, self.config.temperature, rng)
-        if token == end_token:
-            self.is_done = True
-            return
-        self.ids.append(token)
-        text = tokenizer.decode(self.ids[self.context_length :], skip_special_tokens=False)
-        stop_positions = [text.find(stop) for stop in self.config.until if stop and stop in text]
-        self.text = text[: min(stop_positions, default=len(text))]
-        self.is_done = bool(stop_positions) or len(self.ids) - self.context_length >= self.config.max_new_tokens
-
-
-def sample_token(logits_V: np.ndarray, temperature: float, rng: np.random.Generator) -> int:
-    """Sample a token from softmax(logits / temperature), or take the argmax if the temperature is 0."""
-    if not temperature:
-        return int(logits_V.argmax())
-    score_V = np.float64(logits_V) / temperature
-    weight_V = np.exp(score_V - score_V.max())
-    return int(rng.choice(len(weight_V), p=weight_V / weight_V.sum()))
-
 
 MAX_LOGITS_BYTES = 1 << 29  # bytes of logits in float32
 MIN_LENGTH = 32  # shorter texts are padded to this length
 
 
-@register_model('sinklab')
 class SinklabLM(TemplateLM):
     """A run as a model of lm-evaluation-harness.
 
     Texts are formatted as in training. A text that is longer than the training length loses its beginning.
     """
 
-    # lm-evaluation-harness also passes a device, which is ignored: jax chooses it.
-    def __init__(self, run: str | RunModel, batch_size: int | str = 'auto', **_: Any):
+    def __init__(self, run_model: RunModel):
         super().__init__()
-        self.run_model = run if isinstance(run, RunModel) else open_model(str(run))
-        if not isinstance(self.run_model, RunModel):
-            raise UserError(f'run={run} is an open model; give lm-evaluation-harness --model hf for it')
-        check_scorable(self.run_model.spec, self.run_model.name)
-        self.prefix_ids, self.max_length = self.run_model.encode(''), self.run_model.spec.data.length
+        check_scorable(run_model.spec, run_model.name)
+        self.run_model = run_model
+        self.prefix_ids = run_model.encode('')
+        self.max_length = run_model.spec.data.length
         self.max_text_tokens = self.max_length - len(self.prefix_ids)
-        self.max_batch_size = None if batch_size in ('auto', None) else int(batch_size)
-        self.rng = np.random.default_rng(0)
 
     @property
     def eot_token_id(self) -> int:
@@ -127,9 +51,6 @@ class SinklabLM(TemplateLM):
     def prefix_token_id(self) -> int:
         """The token before a text without a context: BOS, or the end-of-text token."""
         return [self.eot_token_id, *self.prefix_ids][-1]
-
-    def get_model_info(self) -> dict[str, str]:
-        return dict(model=self.run_model.name, model_sha=self.run_model.digest)
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
         ids = self.run_model.encode(string)
@@ -150,18 +71,7 @@ class SinklabLM(TemplateLM):
         return [score for score, _ in scores]
 
     def generate_until(self, requests: list, disable_tqdm: bool = False) -> list[str]:
-        """Generate texts, one forward pass for each token; each batch takes the next texts that are not done."""
-        arguments = [request.args for request in requests]
-        texts = [
-            GeneratedText(self.tok_encode(context) or [self.prefix_token_id], parse_generation_options(options))
-            for context, options in arguments
-        ]
-        batch_size = self.choose_batch_size(self.max_length, len(texts))
-        with tqdm(total=len(texts), disable=disable_tqdm, desc='texts generated') as progress_bar:
-            while unfinished := [text for text in texts if not text.is_done]:
-                self.generate_next_tokens(unfinished[:batch_size], batch_size)
-                progress_bar.update(sum(text.is_done for text in unfinished))
-        return [text.text for text in texts]
+        raise UserError('a task generates text, and runs only score given texts; give a task with choices or a loss')
 
     def truncate(self, ids: list[int]) -> list[int]:
         """Drop ids after the prefix until the rest fits the training length."""
@@ -184,23 +94,14 @@ class SinklabLM(TemplateLM):
         ):
             for part_indices, batch_size, length in self.make_batches([len(ids) - 1 for ids, _ in parts]):
                 ids_BT = pad_texts([parts[part_index][0] for part_index in part_indices], batch_size, length + 1)
-                loss_BT, is_greedy_BT = self.run_program(self.token_loss_program, ids_BT)
+                ids_BT = sharding.put_batch(ids_BT, self.run_model.mesh)
+                loss_BT, is_greedy_BT = jax.device_get(self.token_loss_program(self.run_model.params, ids_BT))
                 for row, part_index in enumerate(part_indices):
                     ids, num_predicted = parts[part_index]
                     predicted = row, slice(len(ids) - 1 - num_predicted, len(ids) - 1)
                     scores[part_index] = -loss_BT[predicted].sum(dtype=float), bool(is_greedy_BT[predicted].all())
                 progress_bar.update(len(part_indices))
         return scores
-
-    def generate_next_tokens(self, texts: list[GeneratedText], batch_size: int) -> None:
-        """Append the next token to each text."""
-        inputs = [self.truncate(text.ids) for text in texts]
-        ids_BT = pad_texts(inputs, batch_size, self.choose_length(max(map(len, inputs))))
-        last_B = np.array([len(ids) - 1 for ids in inputs] + [0] * (batch_size - len(inputs)))
-        with jax.set_mesh(self.run_model.mesh):
-            logits_BV = self.run_program(self.next_logits_program, ids_BT, last_B)
-        for text, logits_V in zip(texts, logits_BV, strict=False):
-            text.append_token(logits_V, self.rng, self.eot_token_id, self.run_model.tokenizer)
 
     def make_batches(self, lengths: list[int]) -> Iterator[tuple[list[int], int, int]]:
         """Yield (indices of texts, batch size, length) of each batch, the longest texts first, in few shapes."""
@@ -219,30 +120,12 @@ class SinklabLM(TemplateLM):
         return min(max(MIN_LENGTH, round_up_to_power_of_two(length)), self.max_length)
 
     def choose_batch_size(self, length: int, num_texts: int) -> int:
-        max_rows = self.max_batch_size or max(1, MAX_LOGITS_BYTES // (4 * self.run_model.vocabulary * length))
+        max_rows = max(1, MAX_LOGITS_BYTES // (4 * self.run_model.vocabulary * length))
         return min(max_rows, round_up_to_power_of_two(num_texts))
-
-    def run_program(self, program: Callable, ids_BT: np.ndarray, *arguments: np.ndarray) -> Any:
-        return jax.device_get(
-            program(self.run_model.params, sharding.put_batch(ids_BT, self.run_model.mesh), *arguments)
-        )
 
     @functools.cached_property
     def token_loss_program(self) -> Callable:
         return make_token_loss(self.run_model.spec, self.run_model.mesh)
-
-    @functools.cached_property
-    def next_logits_program(self) -> Callable:
-        """The jitted function (params, ids_BT, last_B) -> logits_BV of the token after position last_B."""
-        forward_fn = make_hidden_states_fn(self.run_model.spec)
-
-        def compute_next_logits(params: dict, ids_BT: jax.Array, last_B: jax.Array) -> jax.Array:
-            hidden_BTD, head_VD, _ = forward_fn(params, ids_BT)
-            return compute_logits(jnp.take_along_axis(hidden_BTD, last_B[:, None, None], 1), head_VD)[:, 0]
-
-        return jax.jit(
-            compute_next_logits, **state.get_replicated_jit_options(self.run_model.spec, self.run_model.mesh)
-        )
 
 
 def check_scorable(spec: Spec, name: str) -> None:
@@ -282,7 +165,7 @@ NON_METRIC_KEYS = 'alias', 'name', 'sample_len', 'sample_count', ' '
 
 
 class CheckedTaskManager(TaskManager):
-    """A task manager that raises a UserError of one line where a task cannot be loaded or must not be run."""
+    """A task manager that raises a UserError of one line where a task cannot be loaded."""
 
     def match_names(self, task_names: list[str]) -> list[str]:
         for name in task_names:
@@ -298,17 +181,13 @@ class CheckedTaskManager(TaskManager):
 
     def load(self, task_list: Any) -> Any:
         try:
-            loaded = super().load(task_list)
+            return super().load(task_list)
         except Exception as error:  # errors of the network, of data files, or of the YAML file
             message = format_error(error, with_type=True)
             raise UserError(
                 f'{", ".join(map(str, task_list))} cannot be loaded ({message}); tasks read their data from the '
                 'Hugging Face hub, or from the files that their YAML file names'
             ) from error
-        for name, task in loaded['tasks'].items():
-            if getattr(task, 'UNSAFE_CODE', False) or getattr(task, 'MULTIMODAL', False):
-                raise UserError(f'{name} runs code that a model writes, or needs more than text; remove it')
-        return loaded
 
 
 def load_task_manager(task_names: list[str], include_dir: str | None) -> CheckedTaskManager:
@@ -323,7 +202,7 @@ def load_task_manager(task_names: list[str], include_dir: str | None) -> Checked
 def load_lm(model_ref: str) -> LM:
     """Load a checkpoint of a run, or an open model by the Hugging Face loader of lm-evaluation-harness."""
     if not model_ref.startswith(MODEL_PREFIXES):
-        return SinklabLM(open_model(model_ref))
+        return SinklabLM(RunModel(*resolve_checkpoint(model_ref, accepts_hf_models=True)))
     model_dir = gguf.find_model_dir(model_ref)
     try:
         import torch
@@ -391,9 +270,3 @@ def summarize_task(name: str, results: dict) -> dict[str, Any]:
             if isinstance(value, int | float) and key not in NON_METRIC_KEYS
         },
     )
-
-
-if __name__ == '__main__':  # lm_eval's own command line finds models of lm_eval alone; this module registers ours
-    from lm_eval.__main__ import cli_evaluate
-
-    cli_evaluate()

@@ -1,8 +1,6 @@
-"""Measurement of a model: input sequences, metrics with a cache, perturbation, and query selection."""
+"""Measurement of a model: input sequences, metrics, and query selection."""
 
 import dataclasses
-import functools
-import hashlib
 import itertools
 import json
 import math
@@ -18,9 +16,7 @@ from sinklab.configs.open_models import PUBLISHED_SINK_RATES
 from sinklab.data.documents import Document
 from sinklab.data.run_data import load_run_data
 from sinklab.data.sources import open_source
-from sinklab.environment import get_package_versions
-from sinklab.errors import UserError, format_error, format_unknown_name
-from sinklab.loss_mask import strip_loss_mask
+from sinklab.errors import UserError, format_unknown_name
 from sinklab.metrics import registry
 from sinklab.metrics.emergence import find_emergence, find_first_heads
 from sinklab.metrics.metric import (
@@ -29,25 +25,91 @@ from sinklab.metrics.metric import (
     MetricSetting,
     name_by_layer,
 )
-from sinklab.metrics.norms import compute_norms
 from sinklab.metrics.propositions import judge_propositions
 from sinklab.metrics.sink import SINK_THRESHOLD
-from sinklab.storage.cache_dir import get_cache_dir
-from sinklab.storage.files import DamagedFileError, atomic_write, open_writable_folder, read_arrays, warn_once
+from sinklab.storage.files import atomic_write
 from sinklab.storage.paths import parse_path
 
 INPUT_KINDS = 'natural', 'random', 'repeated', 'domains'
 MAX_CHARS_PER_TOKEN = 40  # characters of a text that are encoded for each requested token
 
 
-@dataclasses.dataclass(frozen=True)
-class InputSpec:
-    """The number, length, seed and source of input sequences."""
+PUBLISHED_LENGTH = 64
+# Defaults for Hugging Face models, which have no config of probes: the numbers of the paper.
+OPEN_MODEL_DEFAULTS = dict(sequences=100, length=PUBLISHED_LENGTH, source='stdlib')
+LOSS_INFO = MetricInfo('loss', 'loss', 'Mean of -log p of every token but the first.', 'nats')
+MIN_VALUES = dict(sequences=1, length=2, keys=1, seed=0)
 
-    sequences: int
-    length: int
-    seed: int
-    source: str | None  # of texts; None: the held-out texts of the run
+
+@dataclasses.dataclass(frozen=True)
+class MeasureRequest:
+    """A request to measure a model, as the command line gives it.
+
+    A field that is None has the value of the run's probes, or that of OPEN_MODEL_DEFAULTS for a Hugging Face model.
+    """
+
+    inputs: tuple[str, ...] = ('natural',)
+    source: str | None = None
+    sequences: int | None = None
+    length: int | None = None
+    seed: int = 0
+    keys: int | None = None  # the number of first tokens whose importance is reported; at least K of `positions`
+    lengths: tuple[int, ...] = ()  # prefix lengths T for which sink rates are computed, at `thresholds`
+    thresholds: tuple[float, ...] = (SINK_THRESHOLD,)
+    positions: str | None = None
+    loss: bool = False
+    selection: bool = False
+
+    def __post_init__(self):
+        if not self.inputs:
+            raise UserError(f'--inputs is empty; give some of {", ".join(INPUT_KINDS)}')
+        for kind in self.inputs:
+            if kind not in INPUT_KINDS:
+                raise UserError(format_unknown_name(f'--inputs={kind}', kind, INPUT_KINDS, 'inputs'))
+        for name, minimum in MIN_VALUES.items():
+            value = getattr(self, name)
+            if value is not None and value < minimum:
+                raise UserError(f'--{name}={value} is too small; give at least {minimum}')
+        if invalid := [threshold for threshold in self.thresholds if not 0 < threshold < 1]:
+            raise UserError(f'--eps has {invalid[0]:g}; give shares of attention between 0 and 1')
+        if len({f'{threshold:g}' for threshold in self.thresholds}) < len(self.thresholds):
+            raise UserError('--eps has two thresholds that are equal in six digits; remove one')
+
+    def fill_defaults(self, model: MeasurableModel) -> 'MeasureRequest':
+        """Return the request with every None filled in.
+
+        Raises:
+            UserError: The request does not fit the model.
+        """
+        defaults = dict(vars(model.spec.probe), source=None) if isinstance(model, RunModel) else OPEN_MODEL_DEFAULTS
+        requested = {name: getattr(self, name) for name in OPEN_MODEL_DEFAULTS}
+        request = dataclasses.replace(self, **{k: defaults[k] if v is None else v for k, v in requested.items()})
+        length, max_length = request.length, model.max_length
+        if max_length and length > max_length:
+            raise UserError(f'{model.name} reads {max_length} tokens, but --length is {length}; lower it')
+        min_length = max(1, model.make_setting(length).prefix)  # shorter texts lie within the bidirectional prefix
+        if invalid := [prefix_length for prefix_length in self.lengths if not min_length <= prefix_length <= length]:
+            raise UserError(
+                f'--lengths has {invalid[0]}, but texts have {length}; give {min_length} to {length}, or --length'
+            )
+        if request.positions:  # the importance of token K is reported, too
+            default_keys = model.make_setting(length).keys
+            request = dataclasses.replace(
+                request, keys=max(self.keys or default_keys, int(request.position_T[0]) + 1)
+            )
+        if self.keys is not None and self.keys > length:
+            raise UserError(f'--keys={self.keys} is beyond the text; give 1 to {length}')
+        return request
+
+    @property
+    def position_T(self) -> np.ndarray | None:
+        return parse_positions(self.positions, self.length) if self.positions else None
+
+    @property
+    def setting_overrides(self) -> dict[str, Any]:
+        """The fields of the MetricSetting that the request changes."""
+        overrides = dict(lengths=self.lengths, thresholds=self.thresholds) if self.lengths else {}
+        return overrides | (dict(keys=self.keys) if self.keys else {})
 
 
 RemarkFn = Callable[[str], Any]
@@ -58,7 +120,7 @@ def ignore_remark(remark: str) -> None:
 
 
 def make_inputs(
-    model: MeasurableModel, kinds: list[str], input_spec: InputSpec, on_remark: RemarkFn = ignore_remark
+    model: MeasurableModel, request: MeasureRequest, on_remark: RemarkFn = ignore_remark
 ) -> dict[str, np.ndarray]:
     """Make ids_PT for each kind of input; the kind `domains` gives one domain/NAME for each domain.
 
@@ -66,63 +128,61 @@ def make_inputs(
     called with a sentence if several texts are windows of one document.
     """
     inputs: dict[str, np.ndarray] = {}
-    for kind in kinds:
+    for kind in request.inputs:
         if kind in SYNTHETIC_INPUTS:
-            inputs[kind] = SYNTHETIC_INPUTS[kind](model, input_spec)
+            inputs[kind] = SYNTHETIC_INPUTS[kind](model, request)
         elif kind == 'domains':
-            inputs |= read_domains(model, input_spec, on_remark)
+            inputs |= read_domains(model, request, on_remark)
         else:
-            inputs[kind] = read_natural(model, input_spec, on_remark)
+            inputs[kind] = read_natural(model, request, on_remark)
     return {
         name: ids_PT if name == 'repeated' else model.apply_training_format(ids_PT) for name, ids_PT in inputs.items()
     }
 
 
-def read_natural(model: MeasurableModel, input_spec: InputSpec, on_remark: RemarkFn) -> np.ndarray:
-    if input_spec.source is None:
-        return load_held_out(model, input_spec)
-    texts = SourceTexts(model, input_spec)
-    for document in read_documents(input_spec.source):
+def read_natural(model: MeasurableModel, request: MeasureRequest, on_remark: RemarkFn) -> np.ndarray:
+    if request.source is None:
+        return load_held_out(model, request)
+    texts = SourceTexts(model, request)
+    for document in read_documents(request.source):
         texts.add(document.text)
         if texts.are_enough:
             break
-    return texts.cut_sequences('natural', input_spec.source, on_remark)
+    return texts.cut_sequences('natural', request.source, on_remark)
 
 
-def draw_random(model: MeasurableModel, input_spec: InputSpec) -> np.ndarray:
-    return np.random.default_rng(input_spec.seed).integers(
-        model.vocabulary, size=(input_spec.sequences, input_spec.length)
-    )
+def draw_random(model: MeasurableModel, request: MeasureRequest) -> np.ndarray:
+    return np.random.default_rng(request.seed).integers(model.vocabulary, size=(request.sequences, request.length))
 
 
-def draw_repeated(model: MeasurableModel, input_spec: InputSpec) -> np.ndarray:
-    ids_P1 = np.random.default_rng(input_spec.seed).integers(model.vocabulary, size=(input_spec.sequences, 1))
-    return ids_P1.repeat(input_spec.length, 1)
+def draw_repeated(model: MeasurableModel, request: MeasureRequest) -> np.ndarray:
+    ids_P1 = np.random.default_rng(request.seed).integers(model.vocabulary, size=(request.sequences, 1))
+    return ids_P1.repeat(request.length, 1)
 
 
 SYNTHETIC_INPUTS = {'random': draw_random, 'repeated': draw_repeated}
 
 
-def read_domains(model: MeasurableModel, input_spec: InputSpec, on_remark: RemarkFn) -> dict[str, np.ndarray]:
+def read_domains(model: MeasurableModel, request: MeasureRequest, on_remark: RemarkFn) -> dict[str, np.ndarray]:
     """Read the texts of each domain of a source, or of the run's token store."""
-    if input_spec.source is None:
+    if request.source is None:
         assert isinstance(model, RunModel)  # an open model has a default source
         names = model.list_domains()
         if len(names) < 2:
             raise UserError(f'{model.name} was trained on one domain; give natural instead of domains')
-        return {f'domain/{name}': load_held_out(model, input_spec, domain=name) for name in names}
+        return {f'domain/{name}': load_held_out(model, request, domain=name) for name in names}
     by_domain: dict[str, SourceTexts] = {}
-    for document in read_documents(input_spec.source):
-        texts = by_domain.setdefault(get_domain(document), SourceTexts(model, input_spec))
+    for document in read_documents(request.source):
+        texts = by_domain.setdefault(get_domain(document), SourceTexts(model, request))
         if not texts.are_enough:
             texts.add(document.text)
     if len(by_domain) < 2:
         raise UserError(
-            f'{input_spec.source} has one domain; put the files of each domain into a folder of its own, or give '
+            f'{request.source} has one domain; put the files of each domain into a folder of its own, or give '
             'natural instead of domains'
         )
     return {
-        f'domain/{name}': texts.cut_sequences(f'domain/{name}', name or input_spec.source, on_remark)
+        f'domain/{name}': texts.cut_sequences(f'domain/{name}', name or request.source, on_remark)
         for name, texts in by_domain.items()
     }
 
@@ -144,9 +204,9 @@ class SourceTexts:
     windows of the same documents that do not overlap: the second of each document, then the third, and so on.
     """
 
-    def __init__(self, model: MeasurableModel, input_spec: InputSpec):
-        self.model, self.sequences, self.length = model, input_spec.sequences, input_spec.length
-        self.window_chars = MAX_CHARS_PER_TOKEN * input_spec.length  # characters that are encoded for each window
+    def __init__(self, model: MeasurableModel, request: MeasureRequest):
+        self.model, self.sequences, self.length = model, request.sequences, request.length
+        self.window_chars = MAX_CHARS_PER_TOKEN * request.length  # characters that are encoded for each window
         self.beginnings: list[list[int]] = []
         self.texts: list[str] = []  # of these documents, as far as they can be needed
 
@@ -174,7 +234,9 @@ class SourceTexts:
         """
         if self.are_enough:
             return np.array(self.beginnings)
-        windows = self.encode_windows()
+        by_text = [self.model.encode_windows(text, self.length) for text in self.texts]
+        in_rounds = itertools.chain.from_iterable(itertools.zip_longest(*by_text))
+        windows = [window for window in in_rounds if window is not None][: self.sequences]
         if len(windows) < self.sequences:
             raise UserError(
                 f'{self.sequences} texts of {self.length} tokens are needed, {source_name} has {len(windows)}; '
@@ -186,26 +248,11 @@ class SourceTexts:
         )
         return np.array(windows)
 
-    def encode_windows(self) -> list[list[int]]:
-        """Return windows in rounds, at most as many as needed, without encoding much more of a text than that."""
-        size = (math.ceil(self.sequences / max(1, len(self.texts))) + 1) * self.window_chars // 4  # a usual density
-        while True:
-            by_text = [self.model.encode_windows(text[:size], self.length) for text in self.texts]
-            # The last window of a text that is cut is left out: its last tokens may be others than in the whole text.
-            cut = [len(windows) - 1 for windows, text in zip(by_text, self.texts, strict=True) if len(text) > size]
-            num_rounds = max(0, min(cut, default=self.sequences))
-            by_text = [windows[:num_rounds] for windows in by_text]
-            if not cut or sum(map(len, by_text)) >= self.sequences:
-                break
-            size *= 2
-        in_rounds = itertools.chain.from_iterable(itertools.zip_longest(*by_text))
-        return [window for window in in_rounds if window is not None][: self.sequences]
 
-
-def load_held_out(model: RunModel, input_spec: InputSpec, domain: str | None = None) -> np.ndarray:
-    """Load the probe sequences of the run, in the number and length of `input_spec`."""
+def load_held_out(model: RunModel, request: MeasureRequest, domain: str | None = None) -> np.ndarray:
+    """Load the probe sequences of the run, in the number and length of `request`."""
     probe = model.spec.probe
-    sizes = dict(sequences=input_spec.sequences, length=input_spec.length, domain=domain or probe.domain)
+    sizes = dict(sequences=request.sequences, length=request.length, domain=domain or probe.domain)
     probe = dataclasses.replace(probe, inputs='natural', **sizes)
     return load_run_data(dataclasses.replace(model.spec, probe=probe)).probe_PT
 
@@ -225,45 +272,6 @@ def parse_positions(option: str, length: int) -> np.ndarray:
     return position_T
 
 
-PERTURBATION_BATCH_SIZE = 8
-
-
-def measure_perturbation(
-    model: MeasurableModel, ids_PT: np.ndarray, position: int, seed: int, position_T: np.ndarray | None = None
-) -> dict[str, float]:
-    """Measure how much a change of one token changes the hidden states of each block.
-
-    perturbation/LL is the mean of ||dh_t|| / ||h_t|| over texts and over tokens t >= `position` (from 0), where dh_t
-    is the change of the hidden state h_t when the token at `position` is replaced by another one of the vocabulary.
-    """
-    if 'residual_LPTD' not in model.available_arrays:
-        raise UserError(f'{model.name} gives no hidden states, which --perturb measures; remove --perturb')
-    drawn_P = np.random.default_rng(seed).integers(model.vocabulary - 1, size=len(ids_PT))
-    other_PT = ids_PT.copy()
-    other_PT[:, position] = drawn_P + (
-        drawn_P >= strip_loss_mask(ids_PT[:, position])
-    )  # another token than the one there
-    batches = [
-        slice(start, start + PERTURBATION_BATCH_SIZE) for start in range(0, len(ids_PT), PERTURBATION_BATCH_SIZE)
-    ]
-    ratio_LPT = [
-        compute_relative_change(model, ids_PT[batch], other_PT[batch], position_T)[:, :, position:]
-        for batch in batches
-    ]
-    return name_by_layer('perturbation', np.concatenate(ratio_LPT, 1).mean((1, 2)))
-
-
-def compute_relative_change(
-    model: MeasurableModel, ids_PT: np.ndarray, other_PT: np.ndarray, position_T: np.ndarray | None
-) -> np.ndarray:
-    before, after = (model.capture(ids, extract_residual, position_T)['residual_LPTD'] for ids in (ids_PT, other_PT))
-    return compute_norms(np.float32(after) - np.float32(before)) / compute_norms(np.float32(before))
-
-
-def extract_residual(arrays: dict) -> dict:
-    return {'residual_LPTD': arrays['residual_LPTD']}
-
-
 def measure_selection(
     model: MeasurableModel, ids_PT: np.ndarray, position_T: np.ndarray | None = None
 ) -> dict[str, float]:
@@ -280,9 +288,6 @@ def measure_selection(
     )
 
 
-PUBLISHED_LENGTH = 64
-
-
 def find_published(model_name: str, length: int) -> dict[str, float]:
     """Return the published sink rates for each kind of input, if model and length are of the paper.
 
@@ -294,9 +299,6 @@ def find_published(model_name: str, length: int) -> dict[str, float]:
         if length != PUBLISHED_LENGTH
         else next((numbers for name, numbers in PUBLISHED_SINK_RATES.items() if name.lower() == base_name), {})
     )
-
-
-NUMERIC_PACKAGES = 'jax', 'jaxlib', 'numpy', 'torch', 'transformers'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -367,178 +369,14 @@ def renumber_layers(numbers: dict[str, float], model: MeasurableModel) -> dict[s
 
 
 def make_layer_arrays(model: MeasurableModel) -> dict[str, np.ndarray]:
-    """Return the layer numbers of the axis L, or H, of the attention arrays of a Hugging Face model.
-
-    `attention_layer_L` has the layers, from 1, with attention. If they differ in their number of heads, all heads are
-    stored as the heads of one layer, and `attention_layer_H` has the layer of each head.
-    """
+    """Return `attention_layer_L`, the layers of a Hugging Face model, from 1, that have attention."""
     layers = model.array_layers.get('attention_LPHTS')
-    if layers is None:
-        return {}
-    arrays = {'attention_layer_L': np.array(layers)}
-    return arrays | (
-        {'attention_layer_H': np.repeat(layers, model.heads_per_layer)} if len(set(model.heads_per_layer)) > 1 else {}
-    )
+    return {} if layers is None else {'attention_layer_L': np.array(layers)}
 
 
-def measure_cached(
-    model: MeasurableModel,
-    ids_PT: np.ndarray,
-    position_T: np.ndarray | None = None,
-    on_progress: ProgressFn = ignore_progress,
-    names: tuple[str, ...] | None = None,
-    **overrides: Any,
-) -> Measurement:
-    """Compute metrics as `measure_model` does, or read them from the cache."""
-    path = get_cache_dir() / 'measured' / f'{compute_cache_key(model, ids_PT, position_T, names, overrides)}.npz'
-    try:
-        return read_cached(path)
-    except DamagedFileError as error:
-        warn_once(f'{error}; it is measured again')
-    except OSError:  # not in the cache, or the cache cannot be read
-        pass
-    measurement = measure_model(model, ids_PT, position_T, on_progress, names, **overrides)
-    try:
-        with open_writable_folder(path.parent):
-            save_measurement(path, measurement, seal=digest_measurement(path.stem, measurement))
-    except (UserError, OSError) as error:
-        reason = format_error(error, max_length=None).partition('; ')[0]
-        warn_once(f'the measurement is not cached ({reason}); it is measured again the next time')
-    return measurement
-
-
-def read_cached(path: Path) -> Measurement:
-    """Read a measurement from the cache.
-
-    Raises:
-        DamagedFileError: The file is not the one that was written under this name.
-    """
-    arrays = read_arrays(path, remedy='it cannot be used')
-    texts = [arrays.pop(name, None) for name in ('numbers', 'seal')]
-    if any(text is None or text.shape or text.dtype.kind != 'U' for text in texts):
-        raise DamagedFileError(f'{path} is damaged (it has no numbers, or no seal)')
-    measurement = Measurement(json.loads(str(texts[0])), arrays)
-    if str(texts[1]) != digest_measurement(path.stem, measurement):
-        raise DamagedFileError(f'{path} is damaged (it differs from what was cached under this name)')
-    return measurement
-
-
-def digest_measurement(cache_key: str, measurement: Measurement) -> str:
-    """Compute a digest of a measurement and its cache key."""
-    hasher = hashlib.sha256(json.dumps([cache_key, measurement.numbers]).encode())
-    for key, array in sorted(measurement.arrays.items()):
-        hasher.update(
-            f'{key} {array.dtype.itemsize} {array.shape} '.encode()
-        )  # no dtype: np.savez stores bfloat16 as raw bytes
-        hasher.update(np.ascontiguousarray(array).tobytes())
-    return hasher.hexdigest()
-
-
-def compute_cache_key(
-    model: MeasurableModel,
-    ids_PT: np.ndarray,
-    position_T: np.ndarray | None,
-    names: tuple[str, ...] | None,
-    overrides: dict[str, Any],
-) -> str:
-    """Compute a digest of all that decides a result: model, inputs, setting, and code of sinklab."""
-    setting = dataclasses.asdict(model.make_setting(ids_PT.shape[1], **overrides))
-    positions = None if position_T is None else list(map(int, position_T))
-    key_json = json.dumps([digest_code(), model.digest, names, setting, positions, ids_PT.shape])
-    return hashlib.sha256(key_json.encode() + np.int64(ids_PT).tobytes()).hexdigest()[:24]
-
-
-@functools.cache
-def digest_code() -> str:
-    """Compute a digest of the source of sinklab and of the versions of the numeric packages."""
-    hasher = hashlib.sha256(json.dumps(get_package_versions(NUMERIC_PACKAGES)).encode())
-    for file in sorted(Path(__file__).parents[1].rglob('*.py')):
-        hasher.update(file.read_bytes())
-    return hasher.hexdigest()
-
-
-def save_measurement(path: Any, measurement: Measurement, **extra_arrays: str) -> None:
+def save_measurement(path: Path, measurement: Measurement) -> None:
     with atomic_write(path) as unfinished, unfinished.open('wb') as file:
-        np.savez_compressed(file, numbers=json.dumps(measurement.numbers), **measurement.arrays, **extra_arrays)
-
-
-# Defaults for Hugging Face models, which have no config of probes: the numbers of the paper.
-OPEN_MODEL_DEFAULTS = dict(sequences=100, length=PUBLISHED_LENGTH, source='stdlib')
-LOSS_INFO = MetricInfo('loss', 'loss', 'Mean of -log p of every token but the first.', 'nats')
-MIN_VALUES = dict(sequences=1, length=2, keys=1, perturb=1, seed=0)
-
-
-@dataclasses.dataclass(frozen=True)
-class MeasureRequest:
-    """A request to measure a model, as the command line gives it.
-
-    A field that is None has the value of the run's probes, or that of OPEN_MODEL_DEFAULTS for a Hugging Face model.
-    """
-
-    inputs: tuple[str, ...] = ('natural',)
-    source: str | None = None
-    sequences: int | None = None
-    length: int | None = None
-    seed: int = 0
-    keys: int | None = None  # the number of first tokens whose importance is reported; at least K of `positions`
-    lengths: tuple[int, ...] = ()  # prefix lengths T for which sink rates are computed, at `thresholds`
-    thresholds: tuple[float, ...] = (SINK_THRESHOLD,)
-    positions: str | None = None
-    perturb: int | None = None  # the position of the perturbed token, from 1
-    loss: bool = False
-    selection: bool = False
-
-    def __post_init__(self):
-        if not self.inputs:
-            raise UserError(f'--inputs is empty; give some of {", ".join(INPUT_KINDS)}')
-        for kind in self.inputs:
-            if kind not in INPUT_KINDS:
-                raise UserError(format_unknown_name(f'--inputs={kind}', kind, INPUT_KINDS, 'inputs'))
-        for name, minimum in MIN_VALUES.items():
-            value = getattr(self, name)
-            if value is not None and value < minimum:
-                raise UserError(f'--{name}={value} is too small; give at least {minimum}')
-        if invalid := [threshold for threshold in self.thresholds if not 0 < threshold < 1]:
-            raise UserError(f'--eps has {invalid[0]:g}; give shares of attention between 0 and 1')
-        if len({f'{threshold:g}' for threshold in self.thresholds}) < len(self.thresholds):
-            raise UserError('--eps has two thresholds that are equal in six digits; remove one')
-
-    def fill_defaults(self, model: MeasurableModel) -> 'MeasureRequest':
-        """Return the request with every None filled in.
-
-        Raises:
-            UserError: The request does not fit the model.
-        """
-        defaults = dict(vars(model.spec.probe), source=None) if isinstance(model, RunModel) else OPEN_MODEL_DEFAULTS
-        requested = {name: getattr(self, name) for name in OPEN_MODEL_DEFAULTS}
-        request = dataclasses.replace(self, **{k: defaults[k] if v is None else v for k, v in requested.items()})
-        length, max_length = request.length, model.max_length
-        if max_length and length > max_length:
-            raise UserError(f'{model.name} reads {max_length} tokens, but --length is {length}; lower it')
-        min_length = max(1, model.make_setting(length).prefix)  # shorter texts lie within the bidirectional prefix
-        if invalid := [prefix_length for prefix_length in self.lengths if not min_length <= prefix_length <= length]:
-            raise UserError(
-                f'--lengths has {invalid[0]}, but texts have {length}; give {min_length} to {length}, or --length'
-            )
-        if request.positions:  # the importance of token K is reported, too
-            default_keys = model.make_setting(length).keys
-            request = dataclasses.replace(
-                request, keys=max(self.keys or default_keys, int(request.position_T[0]) + 1)
-            )
-        for name in ('perturb', 'keys'):
-            if (requested := getattr(self, name)) is not None and requested > length:
-                raise UserError(f'--{name}={requested} is beyond the text; give 1 to {length}')
-        return request
-
-    @property
-    def position_T(self) -> np.ndarray | None:
-        return parse_positions(self.positions, self.length) if self.positions else None
-
-    @property
-    def setting_overrides(self) -> dict[str, Any]:
-        """The fields of the MetricSetting that the request changes."""
-        overrides = dict(lengths=self.lengths, thresholds=self.thresholds) if self.lengths else {}
-        return overrides | (dict(keys=self.keys) if self.keys else {})
+        np.savez_compressed(file, numbers=json.dumps(measurement.numbers), **measurement.arrays)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -600,7 +438,7 @@ class MeasureJob:
             self.ids_by_input[name],
             self.request.setting_overrides | dict(repeated=name == 'repeated'),
         )
-        measurement = measure_cached(self.model, ids_PT, self.request.position_T, on_progress, names, **overrides)
+        measurement = measure_model(self.model, ids_PT, self.request.position_T, on_progress, names, **overrides)
         return dataclasses.replace(
             measurement, numbers=measurement.numbers | compute_forward_pass_metrics(self.model, ids_PT, self.request)
         )
@@ -608,9 +446,8 @@ class MeasureJob:
 
 def make_job(model: MeasurableModel, request: MeasureRequest) -> MeasureJob:
     full_request = request.fill_defaults(model)
-    input_fields = {field.name: getattr(full_request, field.name) for field in dataclasses.fields(InputSpec)}
     remarks: list[str] = []
-    ids_by_input = make_inputs(model, full_request.inputs, InputSpec(**input_fields), remarks.append)
+    ids_by_input = make_inputs(model, full_request, remarks.append)
     return MeasureJob(model, full_request, ids_by_input, tuple(remarks))
 
 
@@ -623,8 +460,6 @@ def compute_forward_pass_metrics(
         metrics[LOSS_INFO.name] = float(np.nanmean(model.compute_token_losses(ids_PT, request.position_T)))
     if request.selection:
         metrics |= measure_selection(model, ids_PT, request.position_T)
-    if request.perturb is not None:
-        metrics |= measure_perturbation(model, ids_PT, request.perturb - 1, request.seed, request.position_T)
     return metrics
 
 

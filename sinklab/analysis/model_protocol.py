@@ -33,11 +33,7 @@ class MeasurableModel(Protocol):
 
     @property
     def digest(self) -> str:
-        """A digest of the parameters, of edits, and of everything else that decides the output.
-
-        Raises:
-            UserError: The value of an edit is a function.
-        """
+        """A digest of the parameters, and of everything else but edits that decides the output."""
         ...
 
     @property
@@ -69,11 +65,6 @@ class MeasurableModel(Protocol):
 
         `editable_layers` counts from 0.
         """
-        ...
-
-    @property
-    def heads_per_layer(self) -> tuple[int, ...]:
-        """The number of heads of each layer with attention; it may be empty if all layers have the same number."""
         ...
 
     @property

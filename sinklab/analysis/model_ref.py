@@ -9,14 +9,12 @@ from sinklab.analysis.run_model import RunModel
 from sinklab.checkpoint import digests
 from sinklab.config.spec import DtypeName
 from sinklab.errors import UserError, format_extra_command
-from sinklab.hf import files, gguf
+from sinklab.hf import gguf
 from sinklab.run_dir import RunDir
 from sinklab.run_ref import MODEL_PREFIXES, is_hf_model, make_missing_run_error, parse_run_ref, select_steps
 
 
-def open_model(
-    model_ref: str, bos: BosMode = 'auto', remote_code: bool = False, dtype: str | None = None
-) -> MeasurableModel:
+def open_model(model_ref: str, bos: BosMode = 'auto', dtype: str | None = None) -> MeasurableModel:
     """Open a checkpoint of a run (the newest complete one if no step is given), hf:PATH_OR_ID or gguf:PATH.
 
     It computes in `dtype`; None: that of the run's config, or float32 for an open model.
@@ -25,13 +23,12 @@ def open_model(
     if dtype not in (None, *get_args(DtypeName)):
         raise UserError(f'dtype={dtype} is not allowed; give {" or ".join(get_args(DtypeName))}')
     if model_ref.startswith(MODEL_PREFIXES):
-        model_dir = gguf.find_model_dir(model_ref, remote_code)  # before torch is loaded
+        model_dir = gguf.find_model_dir(model_ref)  # before torch is loaded
         try:
             from sinklab.analysis.hf_model import DEFAULT_DTYPE, HFModel
         except ImportError as error:
             raise UserError(f'{model_ref} needs {error.name}; install it: {format_extra_command("hf")}') from error
-        with files.explain_remote_code(model_ref):
-            return HFModel(model_dir, bos, remote_code, model_ref, dtype or DEFAULT_DTYPE)
+        return HFModel(model_dir, bos, model_ref, dtype or DEFAULT_DTYPE)
     return RunModel(*resolve_checkpoint(model_ref, accepts_hf_models=True), bos, dtype)
 
 

@@ -16,7 +16,7 @@ import optax
 from flax import nnx
 
 from sinklab.analysis.bos import BosMode, apply_bos
-from sinklab.analysis.edits import TARGETS, Edit, EditArrays, add_edits_to_digest, apply_edits, check_sizes
+from sinklab.analysis.edits import TARGETS, Edit, EditArrays, apply_edits, check_sizes
 from sinklab.analysis.model_protocol import ExtractFn, ProgressFn, check_length, ignore_progress, run_in_batches
 from sinklab.checkpoint import checkpointer, digests
 from sinklab.config.spec import ModelConfig, Spec
@@ -63,9 +63,7 @@ class RunModel:
             self.spec = dataclasses.replace(self.spec, model=dataclasses.replace(self.spec.model, dtype=dtype))
         self.name = f'{run_dir}@{step}'
         self.vocabulary = self.spec.model.vocabulary
-        # All layers have all arrays and the same number of heads.
-        self.array_layers: dict[str, tuple[int, ...]] = {}
-        self.heads_per_layer: tuple[int, ...] = ()
+        self.array_layers: dict[str, tuple[int, ...]] = {}  # all layers have all arrays
         # None: losses come from the attention backend of training. (): from full attention matrices, as with edits.
         self.edits: tuple[Edit, ...] | None = None
         self.editable_layers = dict.fromkeys(TARGETS, tuple(range(self.spec.model.layers)))
@@ -74,12 +72,8 @@ class RunModel:
             *(('sink_LPCD',) if LEARNED_KV_KINDS[self.spec.model.columns.kind].tokens_class.num_tokens else ()),
         )
 
-    @property
-    def digest(self) -> str:
-        return add_edits_to_digest(self.unedited_digest, self.edits or ())
-
     @functools.cached_property
-    def unedited_digest(self) -> str:
+    def digest(self) -> str:
         config_json = json.dumps(
             [dataclasses.asdict(part) for part in (self.spec.model, self.spec.data)], sort_keys=True
         )

@@ -85,7 +85,6 @@ def find_importable_dir(model_ref: str) -> Path:
     Raises:
         UserError: Our own model cannot represent the model, or the memory is too small.
     """
-    from sinklab.data.store import TOKENIZER_FILE
     from sinklab.hf import convert, files, gguf
 
     is_gguf = model_ref.startswith(GGUF_PREFIX)
@@ -98,11 +97,6 @@ def find_importable_dir(model_ref: str) -> Path:
         raise UserError(
             f'{error}; sinklab measure, sinklab evaluate and sinklab.open take {model_ref} without an import'
         ) from error
-    if is_gguf and not (source / TOKENIZER_FILE).exists():
-        raise UserError(
-            f'{model_ref} has no tokenizer that transformers can read, which an import needs; '
-            'sinklab measure --inputs=random needs none'
-        )
     num_parameters = files.count_parameters(source)
     files.check_memory(4 * num_parameters, num_parameters, model_ref)
     return source
@@ -165,7 +159,7 @@ def get_cached_import(model_ref: str) -> RunDir:
             print(f'importing {model_ref} into {run_dir}', file=sys.stderr, flush=True)
             try:
                 write_imported_run(model_ref, source, RunDir(temp_path), run_dir.path)
-                files.move_into_cache(temp_path, run_dir.path, run_dir.has_run)
+                files.move_into_cache(temp_path, run_dir.path)
             finally:
                 shutil.rmtree(temp_path, ignore_errors=True)
     return run_dir

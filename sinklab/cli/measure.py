@@ -33,11 +33,7 @@ PRINTED_METRICS = (
     'contribution/1',
     'qk/cos/difference',
 )
-LAYER_METRICS = {
-    'perturbation': 'relative change of the other tokens when one token is changed, after each block',
-    'selection': "rise of the loss (nats) without each layer's queries",
-}
-SHARED_FIELDS = 'source', 'sequences', 'length', 'seed', 'keys', 'positions', 'perturb', 'loss', 'selection'
+SHARED_FIELDS = 'source', 'sequences', 'length', 'seed', 'keys', 'positions', 'loss', 'selection'
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -76,15 +72,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         '--seed',
         type=int,
         default=0,
-        help='seed of random and repeated inputs, and of the replacement of --perturb (default: 0)',
+        help='seed of random and repeated inputs (default: 0)',
     )
     parser.add_argument(
         '--positions',
         metavar='replace:K | swap:K',
         help='give token 1 the position of token K, or exchange the positions of both, such as swap:5',
-    )
-    parser.add_argument(
-        '--perturb', type=int, metavar='K', help='also measure how other tokens change when token K is replaced'
     )
     parser.add_argument(
         '--selection',
@@ -102,11 +95,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         '--dtype',
         choices=get_args(DtypeName),
         help='dtype to compute in (default: that of the config of the run, or float32 for an open model)',
-    )
-    parser.add_argument(
-        '--remote-code',
-        action='store_true',
-        help='run the Python code that comes with an open model; only for a model that you trust',
     )
     parser.add_argument(
         '--all', action='store_true', help='measure every checkpoint of a run, and say when its sink emerges'
@@ -130,7 +118,7 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
     if args.all:
         models = model_ref.open_all_checkpoints(args.model, args.bos, args.dtype)
     else:
-        models = [model_ref.open_model(args.model, args.bos, args.remote_code, args.dtype)]
+        models = [model_ref.open_model(args.model, args.bos, args.dtype)]
     names = None if args.out else ('',)  # only --out keeps matrices
     results = [run_job(model, request, names) for model in models]
     report = measure.make_record(results, args.all)
@@ -215,21 +203,20 @@ def print_measurements(reports: list[dict]) -> None:
     for report in reports:
         for remark in report.get('remarks', ()):
             print(f'{report["model"]}: {remark}')
-        print_layer_metrics(report)
+        print_selection(report)
         for proposition in report['propositions']:
             verdict = 'holds' if proposition['holds'] else 'FAILS'
             number = format_metric('{:.2g}'.format, proposition['number'])
             print(f'{report["model"]}: {proposition["claim"]}: {number}, {verdict}')
 
 
-def print_layer_metrics(report: dict) -> None:
-    """Print the metrics of LAYER_METRICS by layer, if they were measured."""
+def print_selection(report: dict) -> None:
+    """Print the rise of the loss for each layer, if it was measured."""
     for name, values in report['inputs'].items():
-        for family, description in LAYER_METRICS.items():
-            layer_values = [value for key, value in values.items() if key.startswith(f'{family}/')]
-            if layer_values:
-                text = ' '.join(format_metric('{:z.3g}'.format, value) for value in layer_values)
-                print(f'{report["model"]}, {name}: {description}: {text}')
+        rises = [value for key, value in values.items() if key.startswith('selection/')]
+        if rises:
+            text = ' '.join(format_metric('{:z.3g}'.format, value) for value in rises)
+            print(f"{report['model']}, {name}: rise of the loss (nats) without each layer's queries: {text}")
 
 
 def format_metric(format_value: Callable[[float], str], value: float | None) -> str:

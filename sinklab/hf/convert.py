@@ -4,13 +4,14 @@ A linear weight of transformers is (outputs, inputs). Ours is (inputs, outputs),
 """
 
 import contextlib
+import copy
 import dataclasses
 import functools
 import math
 import re
 import shutil
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -26,7 +27,7 @@ from sinklab.config.spec import ModelConfig, Spec
 from sinklab.data import tokenizer as tokens
 from sinklab.data.store import TOKENIZER_FILE
 from sinklab.data.tokenizer import Tokenizer
-from sinklab.errors import UserError, format_unknown_name
+from sinklab.errors import UserError, format_error, format_unknown_name
 from sinklab.hf import files
 from sinklab.hf.files import import_hf_library
 from sinklab.model.transformer import Transformer
@@ -117,10 +118,12 @@ def compute_with_transformers(model_dir: Path, ids_BT: np.ndarray) -> tuple[np.n
     """
     torch, transformers = import_hf_library('torch'), import_hf_library('transformers')
     options = dict(attn_implementation='eager', dtype=torch.float32, local_files_only=True, use_safetensors=True)
-    options['trust_remote_code'] = False  # if it is not given, transformers asks on the terminal
     with suppress_transformers_logs(transformers):
         model, loading_info = transformers.AutoModelForCausalLM.from_pretrained(
-            model_dir, output_loading_info=True, **options
+            model_dir,
+            output_loading_info=True,
+            trust_remote_code=False,  # if it is not given, transformers asks on the terminal
+            **options,
         )
     if problems := {key: sorted(map(str, value)) for key, value in loading_info.items() if value}:
         raise UserError(f'transformers reads {model_dir} with {problems}')
@@ -164,7 +167,6 @@ def suppress_transformers_logs(transformers: Any) -> Iterator[None]:
 LLAMA_FIELDS = dict(
     norm='pre', ffn='swiglu', scaled_embedding=False, qk_norm=False, qk_norm_joint=False, qkv_bias=False
 )
-OLMO_FIELDS = LLAMA_FIELDS | dict(norm='res_post', qk_norm=True, qk_norm_joint=True)
 GEMMA_FIELDS = LLAMA_FIELDS | dict(norm='sandwich', ffn='geglu_tanh', scaled_embedding=True, qk_norm=True)
 SILU = 'hidden_act', ('swish', 'silu')
 
@@ -176,108 +178,52 @@ class ModelType:
     Attributes:
         architecture: The name of its class.
         fields: The values of our config fields that the type decides.
-        defaults: Values of keys that a config.json leaves out.
         activation: The key of the activation, and its values for our `ffn`.
         window: Whether layers can have a window.
-        global_layers: What global layers can differ in, besides the window: nothing (`window`), having no rotary
-            positions (`none`), or rotary positions (`rotary`, of each layer type); None if all layers are alike.
+        global_layers: What global layers differ in: nothing but the window (`window`), or also rotary positions
+            (`rotary`, of each layer type); None if all layers are alike.
         even_width: Whether the number of heads has to divide the width.
         gain_offset: The difference between gains of norms and their arrays.
     """
 
     architecture: str
     fields: dict[str, Any]
-    defaults: dict[str, Any] = dataclasses.field(default_factory=dict)
     activation: tuple[str, tuple[str, ...]] = SILU
     window: bool = True
     global_layers: str | None = None
     even_width: bool = False
     gain_offset: float = 0.0
 
-    def find_difference(self, model: spec.ModelConfig) -> str | None:
-        """Return the first field of a model that this type does not support, or None."""
-        if field := next((field for field, value in self.fields.items() if getattr(model, field) != value), None):
-            return field
-        if model.mask.window and not self.window:
-            return 'mask.window'
-        if self.even_width and model.width % model.heads:
-            return 'width'
+    def can_represent(self, model: spec.ModelConfig) -> bool:
+        if any(getattr(model, field) != value for field, value in self.fields.items()):
+            return False
+        if 'yarn' in (model.rotary.scaling, model.global_layers.rotary.scaling):
+            return False
+        if (model.mask.window and not self.window) or (self.even_width and model.width % model.heads):
+            return False
         global_layers = model.global_layers
-        if global_layers.every is None or self.global_layers == global_layers.position:
-            return None
-        is_same = global_layers.position == 'rotary' and global_layers.rotary == model.rotary
-        return None if self.global_layers == 'window' and is_same else 'global_layers.every'
+        if global_layers.every is None:
+            return True
+        if global_layers.position != 'rotary' or self.global_layers is None:
+            return False
+        return self.global_layers == 'rotary' or global_layers.rotary == model.rotary
 
 
 # Of the types that fit a model, the first is exported.
 MODEL_TYPES = {
     'llama': ModelType('LlamaForCausalLM', LLAMA_FIELDS, window=False, even_width=True),
-    'mistral': ModelType('MistralForCausalLM', LLAMA_FIELDS, dict(num_key_value_heads=8, sliding_window=4096)),
-    'qwen2': ModelType(
-        'Qwen2ForCausalLM',
-        LLAMA_FIELDS | dict(qkv_bias=True),
-        dict(num_key_value_heads=32),
-        global_layers='window',
-    ),
-    'qwen3': ModelType(
-        'Qwen3ForCausalLM',
-        LLAMA_FIELDS | dict(qk_norm=True),
-        dict(num_key_value_heads=32, head_dim=128),
-        global_layers='window',
-    ),
-    'smollm3': ModelType(
-        'SmolLM3ForCausalLM',
-        LLAMA_FIELDS,
-        dict(
-            num_key_value_heads=4,
-            rope_theta=2e6,
-            no_rope_layer_interval=4,
-            tie_word_embeddings=True,
-            pad_token_id=128004,
-        ),
-        global_layers='none',
-    ),
-    'olmo2': ModelType('Olmo2ForCausalLM', OLMO_FIELDS, dict(rms_norm_eps=1e-5), window=False),
-    'olmo3': ModelType(
-        'Olmo3ForCausalLM',
-        OLMO_FIELDS,
-        dict(
-            rms_norm_eps=1e-5,
-            rope_theta=5e5,
-            rope_local_base_freq=5e5,
-            sliding_window=4096,
-            sliding_window_pattern=4,
-        ),
-        global_layers='rotary',
-    ),
+    'mistral': ModelType('MistralForCausalLM', LLAMA_FIELDS),
+    'qwen2': ModelType('Qwen2ForCausalLM', LLAMA_FIELDS | dict(qkv_bias=True), global_layers='window'),
+    'qwen3': ModelType('Qwen3ForCausalLM', LLAMA_FIELDS | dict(qk_norm=True), global_layers='window'),
     'gemma3_text': ModelType(
         'Gemma3ForCausalLM',
         GEMMA_FIELDS,
-        dict(
-            num_key_value_heads=4,
-            head_dim=256,
-            query_pre_attn_scalar=256,
-            hidden_activation='gelu_pytorch_tanh',
-            rope_theta=1e6,
-            rope_local_base_freq=1e4,
-            sliding_window=4096,
-            sliding_window_pattern=6,
-            tie_word_embeddings=True,
-        ),
         activation=('hidden_activation', ('gelu_pytorch_tanh',)),
         global_layers='rotary',
         even_width=True,
         gain_offset=1.0,
     ),
 }
-# Why other well-known model types cannot be imported.
-REFUSED_MODEL_TYPES = {
-    'gpt_oss': 'it is a mixture of experts with biases',
-    'gemma2': 'it caps attention scores by tanh (attn_logit_softcapping)',
-    'gemma3': 'it also reads images; only text models (gemma3_text) are supported',
-    **dict.fromkeys(('mixtral', 'olmoe', 'qwen2_moe', 'qwen3_moe'), 'it is a mixture of experts'),
-}
-TRANSFORMERS_DEFAULTS = dict(hidden_act='silu', rms_norm_eps=1e-6, tie_word_embeddings=False, max_window_layers=28)
 FIELD_OF_KEY = {
     'num_hidden_layers': 'layers',
     'hidden_size': 'width',
@@ -289,27 +235,15 @@ FIELD_OF_KEY = {
 UNSUPPORTED_KEYS = {
     'attention_bias': (None, False),
     'mlp_bias': (None, False),
-    'partial_rotary_factor': (None, 1),
     'attn_logit_softcapping': (None,),
     'final_logit_softcapping': (None,),
     'use_bidirectional_attention': (None, False),
     'quantization_config': (None,),
 }
 ROPE_SCALING_FIELDS = {'factor': 'factor', 'low_freq_factor': 'slow', 'high_freq_factor': 'fast'}
-YARN_FIELDS = {'factor': 'factor', 'beta_slow': 'slow', 'beta_fast': 'fast', 'attention_factor': 'attention_factor'}
 ORIGINAL_LENGTH_KEY = 'original_max_position_embeddings'
-ROPE_TYPE_KEYS = {
-    'default': {},
-    'linear': {'factor': 'factor'},
-    'llama3': ROPE_SCALING_FIELDS,
-    'yarn': YARN_FIELDS,
-}
-YARN_MSCALE_KEYS = 'mscale', 'mscale_all_dim'
-ROPE_KEYS = {
-    *('rope_type', 'type', 'rope_theta', ORIGINAL_LENGTH_KEY),
-    *(ROPE_SCALING_FIELDS | YARN_FIELDS),
-    *YARN_MSCALE_KEYS,
-}
+ROPE_TYPE_KEYS = {'default': {}, 'linear': {'factor': 'factor'}, 'llama3': ROPE_SCALING_FIELDS}
+ROPE_KEYS = {'rope_type', 'type', 'rope_theta', ORIGINAL_LENGTH_KEY, *ROPE_SCALING_FIELDS}
 FULL, SLIDING = 'full_attention', 'sliding_attention'  # layer types of transformers
 
 # Fields of the model config with the only value that can be exported.
@@ -335,18 +269,17 @@ def parse_hf_config(hf_config: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Parse a config.json into config fields by their dotted names: those of the model, and `data.length`."""
     model_type = hf_config.get('model_type')
     check_model_type(model_type, name)
-    config = TRANSFORMERS_DEFAULTS | MODEL_TYPES[model_type].defaults | hf_config
+    config = complete_config(hf_config, name)
     if problem := next(find_problems(config), None):
         raise UserError(f'{name}: {problem}')
-    heads = config['num_attention_heads']
-    kv_heads = config.get('num_key_value_heads') or heads
+    heads, kv_heads = config['num_attention_heads'], config['num_key_value_heads']
     layer_fields = parse_layers(config, name)
     max_length, window = config['max_position_embeddings'], layer_fields['mask.window']
     length = 2 * window if window and window >= DEFAULT_LENGTH else DEFAULT_LENGTH
     return {
         **{f'model.{own_field}': config[key] for key, own_field in FIELD_OF_KEY.items()},
         'model.kv_heads': None if kv_heads == heads else kv_heads,
-        'model.head_width': config.get('head_dim') or config['hidden_size'] // heads,
+        'model.head_width': get_head_width(config),
         'model.position': 'rotary',
         **{f'model.{field}': value for field, value in (layer_fields | MODEL_TYPES[model_type].fields).items()},
         'model.norm_epsilon': float(config['rms_norm_eps']),
@@ -357,40 +290,37 @@ def parse_hf_config(hf_config: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 def check_model_type(model_type: Any, name: str) -> None:
     """Refuse the family of a config.json if our own model cannot represent it."""
-    if model_type in REFUSED_MODEL_TYPES:
-        raise UserError(f'{name}: model_type {model_type!r} is not supported: {REFUSED_MODEL_TYPES[model_type]}')
     if model_type not in MODEL_TYPES:
         raise UserError(
             f'{name}: {format_unknown_name(f"model_type {model_type!r}", str(model_type), MODEL_TYPES, "read here")}'
         )
 
 
+def complete_config(hf_config: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Return a config.json with the current keys of transformers and its defaults."""
+    transformers = import_hf_library('transformers')
+    try:
+        with suppress_transformers_logs(transformers):
+            config_class = transformers.CONFIG_MAPPING[hf_config['model_type']]
+            return config_class.from_dict(copy.deepcopy(dict(hf_config))).to_dict()
+    except Exception as error:  # transformers raises exceptions of many types here
+        message = format_error(error, with_type=True)
+        raise UserError(f'{name} cannot be read by transformers {transformers.__version__}: {message}') from error
+
+
+def get_head_width(config: Mapping[str, Any]) -> int:
+    return config.get('head_dim') or config['hidden_size'] // config['num_attention_heads']
+
+
 def find_problems(config: Mapping[str, Any]) -> Iterator[str]:
-    patterns = [key for key in ('sliding_window_pattern', 'no_rope_layer_interval') if key in config]
-    optional = 'num_key_value_heads', 'head_dim', 'sliding_window'
-    for key in (*FIELD_OF_KEY, 'max_position_embeddings', *optional, *patterns):
-        value = config.get(key)
-        if not (key in optional and value is None) and (type(value) is not int or value < 1):
-            yield f'{key} is {value!r}, which must be a whole number above 0'
-    if type(config['rms_norm_eps']) not in (int, float):
-        yield f'rms_norm_eps is {config["rms_norm_eps"]!r}, which must be a number'
-    model_type = MODEL_TYPES[config['model_type']]
-    for key, allowed in (model_type.activation, *UNSUPPORTED_KEYS.items()):
+    for key, allowed in (MODEL_TYPES[config['model_type']].activation, *UNSUPPORTED_KEYS.items()):
         if config.get(key) not in allowed:
             yield f'{key} is {config[key]!r}, which is not supported; use {allowed[-1]!r}'
-    if 'query_pre_attn_scalar' in model_type.defaults and config['query_pre_attn_scalar'] != config['head_dim']:
-        yield (
-            f'query_pre_attn_scalar is {config["query_pre_attn_scalar"]!r}, which is not supported; '
-            f'use head_dim, {config["head_dim"]!r}'
-        )
-    layers, layer_types = config['num_hidden_layers'], config.get('layer_types')
-    if layer_types and (type(layer_types) is not list or len(layer_types) != layers):
-        yield f'layer_types is {layer_types!r}, which must be a list of {layers} layer types'
-    elif layer_types and (unknown := [kind for kind in layer_types if kind not in (FULL, SLIDING)]):
+    head_width = get_head_width(config)
+    if (scalar := config.get('query_pre_attn_scalar', head_width)) != head_width:
+        yield f'query_pre_attn_scalar is {scalar!r}, which is not supported; use head_dim, {head_width!r}'
+    if unknown := [kind for kind in config.get('layer_types') or () if kind not in (FULL, SLIDING)]:
         yield f'layer_types has {unknown[0]!r}, which is not supported; use {FULL} and {SLIDING}'
-    no_rope_layers = config.get('no_rope_layers')
-    if no_rope_layers and (type(no_rope_layers) is not list or len(no_rope_layers) < layers):
-        yield f'no_rope_layers is {no_rope_layers!r}, which must be a list of {layers} numbers'
 
 
 def parse_layers(config: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -399,113 +329,51 @@ def parse_layers(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     Raises:
         UserError: Layers differ otherwise than our global layers do.
     """
-    has_rotary_L, is_sliding_L = find_rotary_layers(config), find_sliding_layers(config)
-    rotary_by_type = {layer_type: parse_rope(config, layer_type, name) for layer_type in (FULL, SLIDING)}
-    layers = [
-        (is_sliding, rotary_by_type[SLIDING if is_sliding else FULL] if has_rotary else None)
-        for is_sliding, has_rotary in zip(is_sliding_L, has_rotary_L, strict=True)
-    ]
-    local = layers[0]
-    every = next((number for number, layer in enumerate(layers, 1) if layer != local), None)
-    global_layer = local if every is None else layers[every - 1]
-    is_regular = all(
-        layer == (global_layer if every and number % every == 0 else local) for number, layer in enumerate(layers, 1)
-    )
+    is_sliding_L = find_sliding_layers(config)
     window = config.get('sliding_window')
-    if not is_regular or local[1] is None or (every and global_layer[0]):
-        is_mixed = len(set(is_sliding_L)) > 1
-        what = f'sliding_window is {window}' if is_mixed else 'rotary positions are used'
+    every = next((number for number, is_sliding in enumerate(is_sliding_L, 1) if not is_sliding), None)
+    if not any(is_sliding_L):
+        every = None
+    elif is_sliding_L != [every is None or number % every != 0 for number in range(1, len(is_sliding_L) + 1)]:
         raise UserError(
-            f'{name}: {what} only in some layers; only layers n, 2n, 3n, ... may differ from the others, '
-            'by having no window or other positions'
+            f'{name}: sliding_window is {window} only in some layers; only layers n, 2n, 3n, ... may have none'
         )
-    window = window if local[0] and window and window < config['max_position_embeddings'] else None
-    fields = {'mask.window': window, **{f'rotary.{field}': value for field, value in local[1].items()}}
-    if every is None or (window is None and global_layer[1] == local[1]):
+    local_rotary = parse_rope(config, SLIDING if is_sliding_L[0] else FULL, name)
+    global_rotary = parse_rope(config, FULL, name)
+    window = window if is_sliding_L[0] and window and window < config['max_position_embeddings'] else None
+    fields = {'mask.window': window, **{f'rotary.{field}': value for field, value in local_rotary.items()}}
+    if every is None or (window is None and global_rotary == local_rotary):
         return fields
-    fields['global_layers.every'] = every
-    if global_layer[1] is None:
-        return fields | {'global_layers.position': 'none'}
-    return fields | {f'global_layers.rotary.{field}': value for field, value in global_layer[1].items()}
-
-
-def find_rotary_layers(config: Mapping[str, Any]) -> list[bool]:
-    """Return which layers have rotary positions."""
-    layers = range(1, config['num_hidden_layers'] + 1)
-    if config['model_type'] != 'smollm3':
-        return [True for _ in layers]
-    interval = config['no_rope_layer_interval']
-    has_rotary_L = config.get('no_rope_layers') or [layer % interval for layer in layers]
-    return [bool(has_rotary_L[layer - 1]) for layer in layers]
+    global_fields = {f'global_layers.rotary.{field}': value for field, value in global_rotary.items()}
+    return fields | {'global_layers.every': every} | global_fields
 
 
 def find_sliding_layers(config: Mapping[str, Any]) -> list[bool]:
     """Return which layers have a window."""
     if layer_types := config.get('layer_types'):
         return [layer_type == SLIDING for layer_type in layer_types]
-    model_type, layers = config['model_type'], range(1, config['num_hidden_layers'] + 1)
-    if not MODEL_TYPES[model_type].window or not config.get('sliding_window'):
-        return [False for _ in layers]
-    if model_type == 'mistral':
-        return [True for _ in layers]
-    if 'sliding_window_pattern' in config:
-        return [layer % config['sliding_window_pattern'] != 0 for layer in layers]
-    if model_type == 'smollm3':
-        return [
-            bool(config.get('use_sliding_window')) and not has_rotary for has_rotary in find_rotary_layers(config)
-        ]
-    return [bool(config.get('use_sliding_window')) and layer > config['max_window_layers'] for layer in layers]
+    has_window = MODEL_TYPES[config['model_type']].window and bool(config.get('sliding_window'))
+    return [has_window] * config['num_hidden_layers']
 
 
 def parse_rope(config: Mapping[str, Any], layer_type: str, name: str) -> dict[str, Any]:
-    """Parse rope_parameters, or rope_scaling and rope_theta of older versions of transformers.
-
-    Of some model types, each layer type has parameters of its own; scaling of older versions is for full attention.
-    """
-    key = 'rope_scaling' if config.get('rope_scaling') else 'rope_parameters'
-    rope, base = config.get(key) or {}, config.get('rope_theta', 10_000.0)
+    """Parse the rotary positions of a layer type; of Gemma 3, each layer type has parameters of its own."""
+    rope = config['rope_parameters']
     if MODEL_TYPES[config['model_type']].global_layers == 'rotary':
-        rope = (config.get('rope_parameters') or {}).get(layer_type) or {}
-        if layer_type == FULL:
-            rope = rope | (config.get('rope_scaling') or {})
-        else:
-            key, base = 'rope_parameters', config['rope_local_base_freq']
-    rope_type = rope.get('rope_type', rope.get('type', 'default'))
+        rope = rope[layer_type]
+    rope_type = rope['rope_type']
     if rope_type not in ROPE_TYPE_KEYS:
-        raise UserError(f'{name}: {key} of type {rope_type!r} is not supported; use {", ".join(ROPE_TYPE_KEYS)}')
+        raise UserError(f'{name}: rope_type {rope_type!r} is not supported; use {", ".join(ROPE_TYPE_KEYS)}')
     if unsupported := sorted(key for key in rope.keys() - ROPE_KEYS if rope[key] not in (None, 1)):
-        raise UserError(f'{name}: {key} has {unsupported[0]}, which is not supported')
-    values = rope | compute_yarn_defaults(rope) if rope_type == 'yarn' else rope
-    rope_fields = dict(base=rope.get('rope_theta', base))
-    rope_fields |= {
-        own_field: values.get(scaling_key) for scaling_key, own_field in ROPE_TYPE_KEYS[rope_type].items()
-    }
-    if any(type(value) not in (int, float) for value in rope_fields.values()):
-        raise UserError(
-            f'{name}: {key} is {rope!r}; type {rope_type} needs numbers for {", ".join(ROPE_TYPE_KEYS[rope_type])}'
-        )
-    rope_fields = {field: float(value) for field, value in rope_fields.items()}
-    if rope_type in ('llama3', 'yarn'):
-        max_length = rope.get(ORIGINAL_LENGTH_KEY, config['max_position_embeddings'])
-        rope_fields['length'] = config.get(ORIGINAL_LENGTH_KEY, max_length)
-    return rope_fields | dict(scaling={'default': 'none'}.get(rope_type, rope_type))
-
-
-def compute_yarn_defaults(rope: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the optional parameters of YaRN, with the defaults of transformers."""
-    factor, attention_factor = rope.get('factor'), rope.get('attention_factor')
-
-    def compute_mscale(scale: float) -> float:
-        return 0.1 * scale * math.log(max(factor, 1)) + 1
-
-    if attention_factor is None and type(factor) in (int, float):
-        scales = [rope.get(key) for key in YARN_MSCALE_KEYS]
-        has_scales = all(type(scale) in (int, float) and scale for scale in scales)
-        numerator, denominator = map(compute_mscale, scales if has_scales else (1, 0))
-        attention_factor = numerator / denominator
-    return dict(
-        attention_factor=attention_factor, beta_fast=rope.get('beta_fast') or 32, beta_slow=rope.get('beta_slow') or 1
-    )
+        raise UserError(f'{name}: rotary positions have {unsupported[0]}, which is not supported')
+    scaling_keys = ROPE_TYPE_KEYS[rope_type]
+    if missing := [key for key in scaling_keys if rope.get(key) is None]:
+        raise UserError(f'{name}: rotary positions of type {rope_type} lack {missing[0]}')
+    fields = dict(base=float(rope['rope_theta']), scaling={'default': 'none'}.get(rope_type, rope_type))
+    fields |= {own_field: float(rope[key]) for key, own_field in scaling_keys.items()}
+    if rope_type == 'llama3':
+        fields['length'] = rope.get(ORIGINAL_LENGTH_KEY, config['max_position_embeddings'])
+    return fields
 
 
 def make_hf_config(model: spec.ModelConfig, length: int) -> dict[str, Any]:
@@ -523,11 +391,7 @@ def make_hf_config(model: spec.ModelConfig, length: int) -> dict[str, Any]:
     name = get_model_type(model)
     model_type = MODEL_TYPES[name]
     activation_key, activations = model_type.activation
-    extra: dict[str, Any] = {}
-    if 'query_pre_attn_scalar' in model_type.defaults:
-        extra['query_pre_attn_scalar'] = model.head_width
-    if 'pad_token_id' in model_type.defaults:
-        extra['pad_token_id'] = None  # the default may not be below the size of the vocabulary
+    extra = dict(query_pre_attn_scalar=model.head_width) if name == 'gemma3_text' else {}
     return {
         'architectures': [model_type.architecture],
         'model_type': name,
@@ -549,22 +413,13 @@ def make_hf_config(model: spec.ModelConfig, length: int) -> dict[str, Any]:
 
 
 def get_model_type(model: spec.ModelConfig) -> str:
-    """Return the first model type that fits a model.
-
-    Raises:
-        UserError: None fits. The message names a field that is not supported together with other fields.
-    """
-    differences = {name: model_type.find_difference(model) for name, model_type in MODEL_TYPES.items()}
-    if fitting := [name for name, field in differences.items() if field is None]:
+    """Return the first model type that fits a model; raise UserError if none fits."""
+    if fitting := [name for name, model_type in MODEL_TYPES.items() if model_type.can_represent(model)]:
         return fitting[0]
-    order = [*LLAMA_FIELDS, 'mask.window', 'width', 'global_layers.every']
-    name, field = max(differences.items(), key=lambda pair: order.index(pair[1]))
-    fields = {other: getattr(model, other) for other in order[: order.index(field)] if other in LLAMA_FIELDS}
-    together = ', '.join(f'{other}={value}' for other, value in fields.items())
-    together = f' with {together}' if together else ''
+    names = (*LLAMA_FIELDS, 'mask.window', 'rotary.scaling', 'global_layers.every', 'global_layers.position')
+    fields = ', '.join(f'{name}={get_field(model, name)}' for name in names)
     raise UserError(
-        f'config.model.{field} is {get_field(model, field)}, which transformers does not support{together}; '
-        f'the nearest model type is {name}'
+        f'transformers has no model with {fields}; the model types that can be exported are {", ".join(MODEL_TYPES)}'
     )
 
 
@@ -582,9 +437,6 @@ def make_layer_fields(model: spec.ModelConfig, model_type: str, length: int) -> 
             layer_types = [FULL if is_global else SLIDING for is_global in is_global_L]
         return dict(sliding_window=window or length, layer_types=layer_types)
     fields = dict(use_sliding_window=window is not None, sliding_window=window)
-    if model_type == 'smollm3':
-        no_rope_layers = [int(not is_global) for is_global in is_global_L]
-        return fields | dict(layer_types=layer_types, no_rope_layers=no_rope_layers)
     fields |= dict(max_window_layers=model.layers if window is None else 0)
     return fields | (dict(layer_types=layer_types) if has_global_layers else {})
 
@@ -610,7 +462,7 @@ def make_rope_fields(model: spec.ModelConfig, model_type: str) -> dict[str, Any]
 def make_rope_parameters(rotary: spec.RotaryConfig) -> dict[str, Any]:
     rope_type = {'none': 'default'}.get(rotary.scaling, rotary.scaling)
     scaling = {key: getattr(rotary, own_field) for key, own_field in ROPE_TYPE_KEYS[rope_type].items()}
-    scaling |= {ORIGINAL_LENGTH_KEY: rotary.length} if rope_type in ('llama3', 'yarn') else {}
+    scaling |= {ORIGINAL_LENGTH_KEY: rotary.length} if rope_type == 'llama3' else {}
     return dict(rope_type=rope_type, rope_theta=rotary.base, **scaling)
 
 
@@ -633,8 +485,6 @@ HF_NAMES = {
     'blocks.attention.value_bias.vector_HK': 'model.layers.{}.self_attn.v_proj.bias',
     'blocks.attention.query_norm.gain_D': 'model.layers.{}.self_attn.q_norm.weight',
     'blocks.attention.key_norm.gain_D': 'model.layers.{}.self_attn.k_norm.weight',
-    'blocks.attention.query_norm.gain_HK': 'model.layers.{}.self_attn.q_norm.weight',
-    'blocks.attention.key_norm.gain_HK': 'model.layers.{}.self_attn.k_norm.weight',
     'blocks.ffn_norms.before.gain_D': 'model.layers.{}.post_attention_layernorm.weight',
     'blocks.ffn_norms.after.gain_D': 'model.layers.{}.post_feedforward_layernorm.weight',
     'blocks.ffn.gate_DF': 'model.layers.{}.mlp.gate_proj.weight',
@@ -757,15 +607,15 @@ def check_arrays(
             raise UserError(f'{source}: {name} has the shape {shapes[name]}, but its config.json needs {shape}')
 
 
-def convert_params(
-    model: spec.ModelConfig, params: dict[str, Any]
-) -> Iterator[tuple[str, tuple[int, ...], Callable[[], np.ndarray]]]:
-    """Yield (name, shape, function that returns the array) of each array in the format of transformers."""
+def convert_params(model: spec.ModelConfig, params: dict[str, Any], dtype: str) -> dict[str, np.ndarray]:
+    """Return the arrays in the format of transformers, by their names there."""
     flat_params = flatten_dict(params)
+    arrays = {}
     for name, parameter in list_parameters(model).items():
         for layer, hf_name in enumerate(parameter.hf_names):
             array = flat_params[name] if parameter.num_layers is None else flat_params[name][layer]
-            yield hf_name, parameter.hf_shape, functools.partial(parameter.convert_to_hf, array)
+            arrays[hf_name] = np.asarray(parameter.convert_to_hf(array), jnp.dtype(dtype))
+    return arrays
 
 
 def make_config_fields(source_dir: Path, final_dir: Path) -> dict[str, Any]:
@@ -903,7 +753,7 @@ def write_model_files(
 ) -> None:
     token_ids = choose_token_ids(spec.data, tokenizer_path.parent)
     files.write_json(output_dir / files.CONFIG_FILE, hf_config | token_ids | dict(dtype=dtype, torch_dtype=dtype))
-    files.write_arrays(output_dir, convert_params(spec.model, params), jnp.dtype(dtype))
+    files.write_arrays(output_dir / files.MODEL_FILE, convert_params(spec.model, params, dtype))
     (output_dir / TOKENIZER_FILE).write_bytes(tokenizer_path.read_bytes())
     id_to_token = tokens.load_tokenizer(tokenizer_path).id_to_token
     bos_and_eos = [get_first_id(token_ids.get(key)) for key in TOKEN_ID_KEYS]
