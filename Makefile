@@ -26,7 +26,7 @@ quickstart: .venv/quickstart
 	@$(BIN)/sinklab sweep --config=configs/quickstart.py --rows=$(ROWS) --workdir=$(RUNS) --jobs=$(JOBS) --report
 
 test: .venv/test
-	$(PYTEST) -m 'not exhaustive' --durations=10
+	$(PYTEST) -m 'not exhaustive'
 
 test-fast: .venv/test
 	$(PYTEST) -m 'not slow and not exhaustive'
