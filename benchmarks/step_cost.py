@@ -233,9 +233,10 @@ def count_directions(chips: Sequence[jax.Device]) -> int:
 
 
 def compute_cost(row: str, topology_name: str) -> dict:
-
     spec = parse_config(scale.get_config(row).to_dict())
     chip_name, chips = topology.parse_topology(topology_name)
+    if CHIPS[chip_name].clock_hz is None:
+        sys.exit(f'step_cost: {topology_name}: the clock of {chip_name} is not known; give v4, v5e or v5p')
     result = compile_run(spec, Hardware(remat='auto', attention='tpu'), chips, CHIPS[chip_name], ['step'])
     mesh, step = result.mesh, result.programs['step']
     program = HloProgram(step.executable.as_text())

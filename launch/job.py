@@ -77,7 +77,8 @@ def expand_sweep(job: Job, rows: list[str], seeds: list[int]) -> list[Job]:
         return [job]
     config = find_option(job.arguments, 'config')
     if job.arguments and (not config or ':' in config):
-        raise UserError(f'--rows need a config file without a row, not {config}; give -- train --config=FILE')
+        given = f', not {config}' if config else ''
+        raise UserError(f'--rows need a config file without a row{given}; give -- train --config=FILE')
     jobs = [make_row_job(job, row, seed) for seed in seeds or [0] for row in rows]
     names = [row_job.name for row_job in jobs]
     if duplicates := {name for name in names if names.count(name) > 1}:

@@ -40,28 +40,53 @@ TimeoutStopSec={grace}
 KillMode=mixed
 """
 MAX_POLLS_WITHOUT_START = 30
-# Polls until the run ends, and creates the resource again after a preemption. The TPUs cost money until the resource
-# is deleted, so the script deletes it when the run ends or does not start; the next poll repeats what fails. A run
-# may continue while ssh does not work, so a poll without an answer counts for nothing.
+# Polls until the run ends, and recreates the resource after a preemption. The TPUs cost money until the resource is
+# deleted, so the script deletes it when the run ends or does not start, and repeats a deletion that fails. A run that
+# has started may continue while ssh does not work, so a poll without an answer counts only before the first start.
 KEEP_SCRIPT = """#!/bin/bash
 set -u
+poll_seconds=${{POLL_SECONDS:-60}}
 restarts_left={restarts}
+polls_not_found=0
 polls_without_start=0
+has_started=
+
+# gcloud can also fail for a reason that says nothing about the resource, such as an expired login.
+is_missing() {{
+  [[ $({describe} 2>&1) == *NOT_FOUND* ]]
+}}
+
+delete_resource() {{
+  until {delete} || is_missing; do
+    echo 'the queued resource is not deleted, and its TPUs cost money; trying again'
+    sleep "$poll_seconds"
+  done
+}}
+
 while true; do
-  state=$({describe}) || state=$({describe} 2>&1)  # the reason of a failure
+  if state=$({describe}); then
+    polls_not_found=0
+  elif is_missing && (((polls_not_found += 1) >= 5)); then
+    echo 'the queued resource does not exist; create it with the verb resume'
+    exit 1
+  fi
   case $state in
     ACTIVE)
       unit_status=$({query_unit})
-      if [[ $unit_status =~ StartTimestampMonotonic=0 ]]; then
-        ((polls_without_start += 1))
-      fi
-      if ((polls_without_start >= {max_polls})); then
+      if [[ $unit_status =~ StartTimestampMonotonic=[1-9] ]]; then
+        has_started=1
+        polls_without_start=0
+        if [[ $unit_status =~ ActiveState=(inactive|failed) ]]; then
+          printf 'the run has ended\\n%s\\n' "$unit_status"
+          delete_resource
+          [[ $unit_status == *ExecMainStatus=0* ]]
+          exit
+        fi
+      elif [[ -n $unit_status || -z $has_started ]] && (((polls_without_start += 1) >= {max_polls})); then
         echo 'the run was not started in {max_polls} polls, and its TPUs are deleted; correct what its log reports:'
         {print_log}
-        {delete} && exit 1
-      elif [[ $unit_status =~ StartTimestampMonotonic=[1-9] && $unit_status =~ ActiveState=(inactive|failed) ]]; then
-        printf 'the run has ended\\n%s\\n' "$unit_status"
-        {delete} && {{ [[ $unit_status == *ExecMainStatus=0* ]]; exit; }}
+        delete_resource
+        exit 1
       fi
       ;;
     SUSPENDED | FAILED)
@@ -69,14 +94,14 @@ while true; do
         echo 'preempted more often than --restarts allows'
         exit 1
       fi
-      {delete} && {create} && restarts_left=$((restarts_left - 1)) polls_without_start=0
-      ;;
-    *NOT_FOUND*)
-      echo 'the queued resource does not exist; create it with the verb resume'
-      exit 1
+      restarts_left=$((restarts_left - 1))
+      delete_resource
+      {create}
+      polls_without_start=0
+      has_started=
       ;;
   esac
-  sleep "${{POLL_SECONDS:-60}}"
+  sleep "$poll_seconds"
 done
 """
 LOG_OPTIONS = '--lines=50 --unit=google-startup-scripts --unit=sinklab'  # of journalctl

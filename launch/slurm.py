@@ -5,7 +5,7 @@ import shlex
 import sys
 
 from launch.code_bundle import make_code_bundle, make_row_checks
-from launch.command_line import Scheduler, check_layout, get_code_folder, get_single_job, main, require_options
+from launch.command_line import Scheduler, check_layout, get_code_folder, main, require_options
 from launch.job import Job
 from launch.shell import make_command, write_file
 from sinklab.cli.flag_types import non_negative_int, positive_int
@@ -122,7 +122,7 @@ def print_status(jobs: list[Job], args: argparse.Namespace) -> list[str]:
 
 def print_logs(jobs: list[Job], args: argparse.Namespace) -> list[str]:
     """Print the output of the job."""
-    log_prefix = shlex.quote(f'{get_shared_code_folder(args)}/{get_single_job(jobs).name}')
+    log_prefix = shlex.quote(f'{get_shared_code_folder(args)}/{args.name}')
     return [f'tail --follow=name --lines=50 {log_prefix}-*.log']
 
 
