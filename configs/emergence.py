@@ -3,8 +3,8 @@
     sinklab sweep --config=configs/emergence.py --size=quickstart --seeds=0,1,2,3,4 --jobs=2 --workdir=runs/emergence
     sinklab report runs/emergence --png
 
-The second command writes emergence.png. For each of the three hyperparameters it shows the two probes between which
-the sink of each run emerges. The published learning rates and weight decays are rows of optimization.py. The other
+The page and the images of the second command have the step of emergence along each of the three hyperparameters. The
+published learning rates and weight decays are rows of optimization.py. The other
 values are of this project, and so are the widths of the residual stream, which keep the heads and the FFN width.
 """
 

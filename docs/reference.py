@@ -428,7 +428,7 @@ def build_exit_codes_page() -> str:
 
 # Written by a command that works on several runs.
 SWEEP_FILES = {
-    'sweep.json': 'by `sinklab sweep`: its rows, and the run folder of each seed',
+    'sweep.json': 'by `sinklab sweep`: its rows, and the outcome of each seed',
     'claims.json': 'by `sinklab claims`: configs of rows, and the numbers of each run at its start and its end',
     'verdicts.json': 'by `sinklab claims`: the verdict on each claim, with its difference and interval',
     'report.html': 'by `sinklab report`: one page that needs no network',

@@ -275,7 +275,7 @@ def print_verdicts(args: argparse.Namespace, verdicts: list[dict], size: str) ->
     if tested:
         cells = list(map(report.format_claim_cells, tested))
         sweep.print_table_with_note(list(report.CLAIM_HEADINGS), cells, f'{report.LEGEND}; all at size {size}.')
-    for note in report.format_notes(entries):
+    for note in report.format_notes(entries) if size != 'smoke' else []:
         sweep.print_wrapped(note)
     sweep.print_wrapped(f'{report.format_counts(entries)} {report.format_sign_test(entries)}'.rstrip())
     if size == 'smoke':

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from sinklab.run_dir import RunDir
 from sinklab.run_ref import read_spec
 from sinklab.storage.folder_lock import is_held
-from sinklab.storage.paths import make_absolute, parse_path
+from sinklab.storage.paths import is_remote, make_absolute, parse_path
 
 if TYPE_CHECKING:
     from sinklab.cli.progress import ProgressDisplay
@@ -42,8 +42,11 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
 
 
 def follow_runs(folder: Path, display: 'ProgressDisplay') -> None:
-    """Show the runs of a folder, and how each has ended, until no process works on the folder."""
-    from sinklab.cli.progress import ProgressCallback, RunFollower
+    """Show the runs of a folder, and how each has ended, until no process works on the folder.
+
+    In a bucket nothing tells whether a sweep has been stopped: then the user ends it.
+    """
+    from sinklab.cli.progress import REMOTE_POLL_SECONDS, ProgressCallback, RunFollower
     from sinklab.cli.report import list_sweep_runs
 
     followers: dict[Path, RunFollower] = {}
@@ -58,9 +61,10 @@ def follow_runs(folder: Path, display: 'ProgressDisplay') -> None:
                 callback = ProgressCallback(display, row or make_absolute(path).name, read_spec(run_dir))
                 followers[path] = RunFollower(run_dir, callback)
             if is_running(path):
-                ended_paths.discard(path)  # a sweep may have started it again
-                if followers[path].is_due():
-                    followers[path].poll()
+                if path in ended_paths:  # a sweep has started it again
+                    ended_paths.remove(path)
+                    display.bars.update(followers[path].callback.key, visible=True)
+                followers[path].poll()
             elif path not in ended_paths:
                 ended_paths.add(path)
                 followers[path].poll()
@@ -69,7 +73,7 @@ def follow_runs(folder: Path, display: 'ProgressDisplay') -> None:
                 display.hide_ended(callback.key, len(paths))
         if is_over:
             return
-        time.sleep(POLL_SECONDS)
+        time.sleep(REMOTE_POLL_SECONDS if is_remote(folder) else POLL_SECONDS)
 
 
 def is_sweep(folder: Path) -> bool:

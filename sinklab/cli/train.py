@@ -84,7 +84,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     hardware_flags.add_arguments(parser)
     hardware_flags.add_cache_argument(parser)
-    parser.add_argument('--quiet', action='store_true', help='print warnings and errors only')
+    parser.add_argument('--quiet', action='store_true', help='print only messages and errors')
     parser.add_argument(
         '--tensorboard', action='store_true', help='also write TensorBoard events into DIR/tensorboard'
     )

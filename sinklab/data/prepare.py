@@ -12,7 +12,6 @@ import hashlib
 import itertools
 import json
 import os
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -41,7 +40,7 @@ from sinklab.data.store import (
     Shard,
     lock_folder,
 )
-from sinklab.errors import UserError
+from sinklab.errors import UserError, print_status
 from sinklab.storage.files import TEMPORARY_SUFFIX, atomic_write, hash_file, read_json, write_text
 from sinklab.storage.paths import is_remote
 
@@ -68,11 +67,6 @@ class Recipe:
     shard_tokens: int = 1 << 24
 
 
-def print_status(message: str) -> None:
-    with contextlib.suppress(OSError):  # a log that cannot be written ends no run
-        print(message, file=sys.stderr, flush=True)
-
-
 def prepare_store(recipe: Recipe, folder: Path) -> None:
     """Prepare the token store of a recipe in `folder`, after the shards that an earlier attempt finished.
 
@@ -87,6 +81,7 @@ def prepare_store(recipe: Recipe, folder: Path) -> None:
     if is_remote(folder):
         raise UserError(f'{folder} is in a bucket; prepare the store on a disk, and copy it: gcloud storage cp -r')
     source = split_single_text(open_source(recipe.source), recipe.held_out)
+    read_plan(folder, recipe, source)  # raises before anything is written
     with lock_folder(folder, f'another process prepares {folder}'):
         plan = read_plan(folder, recipe, source) or write_plan(folder, recipe, source)
         if (folder / META_FILE).exists():
@@ -151,6 +146,8 @@ def read_plan(folder: Path, recipe: Recipe, source: Source) -> dict[str, Any] | 
     changes = [f'{name} {plan.get(name)} -> {value}' for name, value in request.items() if plan.get(name) != value]
     if changes and plan.get('identity') != request['identity']:
         changes = changes[:-1] or ['the files of the source have changed since']
+    if not changes and hash_file(folder / TOKENIZER_FILE) != plan['tokenizer_sha256']:
+        changes = ['tokenizer.json has changed since']
     if changes:
         raise UserError(f'{folder} was started from other inputs ({"; ".join(changes)}); {remedy}')
     return plan
@@ -259,6 +256,7 @@ class StoreBuilder:
             for pieces, ids in tasks:
                 for piece, piece_ids in zip(pieces, ids, strict=True):
                     self.write_piece(piece, piece_ids)
+                self.print_progress()
         if (num_unnamed := self.dropped['damaged'] - MAX_DAMAGED_SHOWN) > 0:
             print_status(f'dropped: {num_unnamed:,} more damaged documents')
         for writer in self.writers.values():

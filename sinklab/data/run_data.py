@@ -25,12 +25,11 @@ from sinklab.data.prepare import (
     Recipe,
     digest_json,
     prepare_store,
-    print_status,
 )
 from sinklab.data.sources import SOURCES, open_source, read_texts
 from sinklab.data.store import FORMAT_VERSION, META_FILE, TOKENIZER_FILE, Store
 from sinklab.data.tokenizer import compute_tokenizer_digest, read_tokenizer_json
-from sinklab.errors import UserError, format_unknown_name
+from sinklab.errors import UserError, format_unknown_name, print_status
 from sinklab.storage.cache_dir import get_cache_dir
 from sinklab.storage.paths import parse_path
 

@@ -305,8 +305,9 @@ def open_record_source(
         remedy = 'check the path, quote the pattern, and give the files of a folder as FOLDER/*.txt'
         raise UserError(f'{source_name} matches no file; {remedy}')
     formats_of_files = {file: choose_format(source_name, file.path, formats) for file in files}
-    if TEXT_FORMAT in formats_of_files.values() and fields != FieldNames('text', ''):
-        raise UserError(f'{source_name} names fields, but files of plain text have none; match other files')
+    text_files = [file.path for file, file_format in formats_of_files.items() if file_format == TEXT_FORMAT]
+    if text_files and fields != FieldNames('text', ''):
+        raise UserError(f'{source_name} names fields, but {text_files[0]} is plain text; match other files')
 
     def read(file: SourceFile, on_damaged: OnDamaged) -> Iterator[Document]:
         unit, read_records, decode_record = formats_of_files[file]

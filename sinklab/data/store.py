@@ -11,7 +11,6 @@ import contextlib
 import functools
 import itertools
 import os
-import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -21,7 +20,7 @@ import msgspec
 import numpy as np
 
 from sinklab.data.tokenizer import Tokenizer, load_tokenizer, read_tokenizer_json
-from sinklab.errors import UserError, format_error, format_unknown_name
+from sinklab.errors import UserError, format_error, format_unknown_name, print_status
 from sinklab.storage.cache_dir import get_cache_dir
 from sinklab.storage.files import (
     atomic_write,
@@ -253,13 +252,22 @@ def read_meta(folder: Path) -> tuple[dict, list[Shard]]:
 
 @contextlib.contextmanager
 def lock_folder(folder: Path, wait_message: str) -> Iterator[None]:
-    """Create a folder if it is missing, and hold its lock; print a message before waiting for another process."""
+    """Create a folder if it is missing, and hold its lock; delete both again if nothing is written there.
+
+    A message is printed before waiting for another process.
+    """
 
     def print_wait() -> None:
-        print(f'{wait_message}; waiting for it', file=sys.stderr, flush=True)
+        print_status(f'{wait_message}; waiting for it')
 
     with open_writable_folder(folder), lock_file(folder / LOCK_FILE, -1, print_wait):
-        yield
+        try:
+            yield
+        finally:
+            if {path.name for path in folder.iterdir()} == {LOCK_FILE}:
+                (folder / LOCK_FILE).unlink()
+                with contextlib.suppress(OSError):
+                    folder.rmdir()
 
 
 def list_digests(meta: dict, shards: list[Shard]) -> dict[str, str]:
@@ -294,7 +302,7 @@ def copy_store(source: Path) -> Path:
     with lock_folder(folder, f'another process copies {source} to {folder}'):
         if not (folder / META_FILE).exists():
             num_bytes = sum(shard.tokens for shard in shards) * np.dtype(meta['dtype']).itemsize
-            print(f'copying {source} to {folder}, {num_bytes / 1e6:,.0f} MB', file=sys.stderr, flush=True)
+            print_status(f'copying {source} to {folder}, {num_bytes / 1e6:,.0f} MB')
             with ThreadPoolExecutor(COPY_THREADS) as pool:
                 list(pool.map(copy_file, digests))
             write_text(folder / META_FILE, (source / META_FILE).read_text())

@@ -182,7 +182,8 @@ def make_axis_figure(axis: SweepAxis, rows: list[dict]) -> Figure | None:
     """Make the figure of Sink_1, loss and step of emergence against a config field, with published values."""
     sentence = (
         f'Final values of rows that differ only in {axis.field}, mean and spread over seeds; hollow and dashed: '
-        'published values, at their own size. The axis is ordered, but not to scale.'
+        'published values, at their own size. The axis is ordered, but not to scale. A sink that is there before '
+        'training emerges at step 0.'
     )
     panels = [
         make_panel(info, make_axis_lines(axis, rows, info.name), 'sweep', axis.name) | dict(tick_labels=axis.labels)

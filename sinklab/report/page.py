@@ -36,7 +36,7 @@ ROWS_SENTENCE = (
 )
 LIMITS_SENTENCE = (
     'Long curves are drawn by the smallest and largest value of equal parts. Of many probes, the figures contain '
-    'evenly spaced ones, and of attention matrices those of the strongest heads.'
+    'evenly spaced ones, and attention matrices are those of the strongest heads of at most 24 runs.'
 )
 
 
