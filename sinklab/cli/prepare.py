@@ -179,7 +179,7 @@ def print_store(
         summary |= dict(length=length, windows=windows, batch_size=batch_size, batches=num_batches)
         print(json.dumps(summary, indent=2))
         return
-    headings, rows = ('domain', 'side', 'documents', 'tokens', 'MB of text', 'bytes per token', 'windows'), []
+    headings, rows = ('domain', 'split', 'documents', 'tokens', 'MB of text', 'bytes per token', 'windows'), []
     for domain in store.meta['domains']:
         for split, split_windows in windows.items():
             counts = domain[split]
@@ -187,7 +187,7 @@ def print_store(
             cells.append(f'{counts["bytes"] / max(1, counts["tokens"]):.2f}')
             rows.append([domain['name'] or '-', split, *cells, f'{split_windows[domain["name"]]:,}'])
     console = terminal.make_console(width=120)
-    terminal.print_table(console, headings, rows, left_columns=['side'])
+    terminal.print_table(console, headings, rows, left_columns=['split'])
     dropped = ', '.join(f'{count:,} {reason}' for reason, count in store.meta['dropped'].items()) or 'nothing'
     for line in (
         f'{store}: digest {store.digest}, {len(store.shards)} shards, dropped: {dropped}',

@@ -1,7 +1,7 @@
 """Preparation of a token store from documents: resumable and in constant memory.
 
 recipe.json               the settings, which all attempts share
-SIDE-DOMAIN-NUMBER.json   record of a finished shard, until meta.json contains it
+SPLIT-DOMAIN-NUMBER.json  record of a finished shard, until meta.json contains it
 """
 
 import array
