@@ -20,16 +20,16 @@ PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n 3 --dist worksteal
 # Pages are generated from the code, which needs no accelerator. The variable turns off an advertisement of the theme.
 MKDOCS := JAX_PLATFORMS=cpu NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 
-.PHONY: quickstart test test-fast test-all test-shipped faults lint models gpu test-models peers check-scaling docs docs-serve constraints pins audit clean
+.PHONY: quickstart test test-slow test-all test-shipped faults lint models gpu test-models peers check-scaling docs docs-serve constraints pins audit clean
 
 quickstart: .venv/quickstart
 	@$(BIN)/sinklab sweep --config=configs/quickstart.py --rows=$(ROWS) --workdir=$(RUNS) --jobs=$(JOBS) --report
 
 test: .venv/test
-	$(PYTEST) -m 'not exhaustive'
-
-test-fast: .venv/test
 	$(PYTEST) -m 'not slow and not exhaustive'
+
+test-slow: .venv/test
+	$(PYTEST) -m 'slow and not exhaustive'
 
 test-all: .venv/test
 	$(PYTEST) --durations=30

@@ -7,7 +7,7 @@ import pytest
 from job import assert_same_runs
 
 pytest_plugins = ['started']
-# One process in a bucket (test_buckets.py), and two on a disk (test_faults.py), are in `make test`.
+# One process in a bucket (test_buckets.py), and two on a disk (test_faults.py), are in `make test-slow`.
 pytestmark = pytest.mark.exhaustive
 # Files of process 1: shards of arrays, their metadata and their digests.
 PROCESS_1_FILES = re.compile(r'/ocdbt\.process_1/|/array_metadatas/process_1|/digests_1\.json')
