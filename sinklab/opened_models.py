@@ -100,9 +100,9 @@ class AttentionMatrices:
         is_candidate_LH = is_candidate_LH & np.array([head in (None, other) for other in range(num_heads)])
         if not is_candidate_LH.any():
             layers = ', '.join(map(str, self.layers))
+            given = [f'{name} {index}' for name, index in dict(layer=layer, head=head).items() if index is not None]
             raise UserError(
-                f'there is no layer {layer}, head {head}; indices count from 0: layers {layers}, heads 0 to '
-                f'{num_heads - 1}'
+                f'there is no {", ".join(given)}; indices count from 0: layers {layers}, heads 0 to {num_heads - 1}'
             )
         first_LH = self.matrix_LHTS[..., len(self.keys) - len(self.queries)].mean(-1)
         first_LH = np.where(is_candidate_LH, first_LH, -np.inf)

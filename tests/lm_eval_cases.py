@@ -34,7 +34,7 @@ TASKS = {
 
 
 def write_tasks(folder):
-    """Write a YAML file and the documents of each task, and a task without local data. Return the folder."""
+    """Write YAML files of tasks with documents, without local data, and of refused kinds. Return the folder."""
     for name, (task, documents) in TASKS.items():
         file = folder / f'{name}.jsonl'
         file.write_text(''.join(f'{json.dumps(document)}\n' for document in documents))
@@ -43,6 +43,13 @@ def write_tasks(folder):
         (folder / f'{name}.yaml').write_text(json.dumps(common | task))  # JSON is YAML
     remote_task = dict(CHOICE_TASK, task='mine_far', dataset_path='nobody/nothing', test_split='test')
     (folder / 'mine_far.yaml').write_text(json.dumps(remote_task))
+    generation = dict(output_type='generate_until', doc_to_target='answer', metric_list=[dict(metric='exact_match')])
+    refused = dict(
+        mine_generation=generation, mine_image=dict(doc_to_image='question'), mine_code=dict(unsafe_code=True)
+    )
+    choice_file = json.loads((folder / 'mine_choice.yaml').read_text())
+    for name, fields in refused.items():
+        (folder / f'{name}.yaml').write_text(json.dumps(choice_file | fields | dict(task=name)))
     return folder
 
 

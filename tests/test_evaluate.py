@@ -98,11 +98,12 @@ def test_evaluate_rejects_invalid_arguments_with_one_line(finished_run, tasks_di
     assert message in line
 
 
-def test_unknown_task_is_refused_before_model_is_loaded(finished_run, tasks_dir, capsys, monkeypatch):
+@pytest.mark.parametrize('task', ['mine_choise', 'mine_generation', 'mine_image', 'mine_code'])
+def test_task_is_refused_before_model_is_loaded(finished_run, tasks_dir, capsys, monkeypatch, task):
     load_calls = []
     monkeypatch.setattr(lm_eval, 'load_lm', load_calls.append)
-    assert main(['evaluate', str(finished_run[0]), '--tasks=mine_choise', f'--include={tasks_dir}']) == 1
-    assert 'mine_choise' in capsys.readouterr().err
+    assert main(['evaluate', str(finished_run[0]), f'--tasks={task}', f'--include={tasks_dir}']) == 1
+    assert task in capsys.readouterr().err.strip().split('\n')[-1]
     assert not load_calls
 
 

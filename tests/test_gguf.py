@@ -89,7 +89,6 @@ def write_gguf(path, model, family, tokenizer=None, quantization='F32', architec
     """
     config, architecture = model.config, architecture or family
     writer = gguf_library.GGUFWriter(path, architecture)
-    writer.add_name('Tiny')
     writer.add_block_count(config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
@@ -207,11 +206,9 @@ def test_converted_model_gives_same_logits(tmp_path, family, quantization):
     model = make_model(family)
     path = write_gguf(tmp_path / 'tiny.gguf', model, family, quantization=quantization)
     np.testing.assert_allclose(compute_logits(load_converted(path)), compute_logits(model), atol=2e-5)
-    origin = json.loads((gguf.convert_gguf(f'gguf:{path}') / gguf.ORIGIN_FILE).read_text())
-    assert origin['parameters'] == sum(weight.numel() for weight in model.parameters())
-    assert sum(origin['parameters_by_type'].values()) == origin['parameters']
-    assert set(origin['parameters_by_type']) == {quantization, 'F32'}
-    assert (origin['file'], origin['name']) == (str(path), 'Tiny')
+    remarks = gguf.read_remarks(gguf.convert_gguf(f'gguf:{path}'))
+    assert quantization in remarks[0]
+    assert not any('parameters' in remark for remark in remarks)
 
 
 def test_conversion_reads_no_file_beside_gguf_file(llama):
@@ -275,6 +272,7 @@ ROTARY_CASES = {
     'llama3': ('llama', LLAMA3_ROPE, {}, [LLAMA3_FACTORS]),
     'linear': ('llama', LINEAR_ROPE, LINEAR_FIELDS, []),
     'linear, without a type': ('llama', LINEAR_ROPE, {'rope.scaling.factor': 4.0}, []),
+    'linear, older name': ('llama', LINEAR_ROPE, {'rope.scale_linear': 4.0}, []),
     'no scaling': ('llama', dict(rope_theta=10_000.0), {'rope.scaling.type': 'none'}, []),
     'half of the dimensions': ('stablelm', dict(rope_theta=5000.0, partial_rotary_factor=0.5), {}, []),
     'all dimensions': ('stablelm', dict(rope_theta=10_000.0, partial_rotary_factor=1.0), ABSENT, []),
@@ -316,11 +314,16 @@ def test_gemma_27b_divides_scores_as_in_llama_cpp(tmp_path):
         dict(fields=[('rope.scaling.type', 'yarn')]),
         dict(fields=[('rope.scaling.type', 'linear')]),
         dict(tensors=[(gguf.ROPE_FACTORS, np.ones(8))], fields=[('rope.scaling.factor', 4.0)]),
+        dict(tensors=[(gguf.ROPE_FACTORS, LLAMA3_FACTORS[1])], fields=[('rope.freq_base', 10_000.0)]),
+        dict(tensors=[(gguf.ROPE_FACTORS, np.ones(4))]),
         dict(tensors=[('rope_factors_long.weight', np.ones(8)), ('rope_factors_short.weight', np.ones(8))]),
         dict(fields=[('split.count', 3)]),
         dict(architecture='mystery'),
     ],
-    ids=('yarn', 'linear without a factor', 'two scalings', 'longrope', 'split', 'architecture'),
+    ids=(
+        *('yarn', 'linear without a factor', 'two scalings', 'factors of another base', 'factors of half a head'),
+        *('longrope', 'split', 'architecture'),
+    ),
 )
 def test_what_transformers_does_not_read_is_refused(tmp_path, options, cache):
     path = write_gguf(tmp_path / 'tiny.gguf', make_model('llama'), 'llama', **options)
@@ -353,6 +356,12 @@ def test_file_that_is_no_model_is_refused(tmp_path):
     (tmp_path / 'other.gguf').write_bytes(b'PK\3\4' + bytes(100))
     for name in ('none.gguf', '', 'other.gguf'):
         assert_conversion_error(f'gguf:{tmp_path}/{name}')
+
+
+@pytest.mark.parametrize('prefix', ['gguf:', 'hf:'])
+def test_home_folder_of_unknown_user_is_refused(prefix):
+    with pytest.raises(UserError, match='~nobody-here'):
+        gguf.find_model_dir(f'{prefix}~nobody-here/tiny.gguf')
 
 
 def test_model_that_exceeds_memory_or_disk_is_refused(llama, monkeypatch, capsys):
@@ -411,6 +420,22 @@ def test_file_without_tokenizer_is_measured_on_random_tokens_alone(tmp_path, cap
     assert main(['measure', f'gguf:{path}', '--inputs=random', '--sequences=2', '--length=16']) == 0
     assert 'tokenizer' in capsys.readouterr().out
     assert '--inputs=random' in get_error_line(capsys, 'measure', f'gguf:{path}', '--sequences=2', '--length=16')
+    line = get_error_line(capsys, 'checkpoint', 'import', f'gguf:{path}', f'--out={tmp_path}/run')
+    assert f'gguf:{path}' in line
+    assert 'tokenizer.json' not in line, 'the cache has no such file to write'
+    assert not (tmp_path / 'run').exists()
+
+
+@pytest.mark.parametrize('adds_bos', [True, False])
+def test_remark_says_if_transformers_and_llama_cpp_differ_in_bos(llama, monkeypatch, adds_bos):
+    path, _ = llama  # its tokenizer in transformers does not add BOS
+    reader, get_field = gguf.read_gguf(path, f'gguf:{path}'), gguf.get_field
+    assert get_field(reader, 'tokenizer.ggml.add_bos_token') is False
+    monkeypatch.setattr(
+        gguf, 'get_field', lambda *args: adds_bos if args[1].endswith('add_bos_token') else get_field(*args)
+    )
+    remarks = gguf.read_remarks(gguf.convert_gguf(f'gguf:{path}'))
+    assert any('BOS' in remark for remark in remarks) == adds_bos
 
 
 @pytest.mark.slow
@@ -568,6 +593,7 @@ def test_smollm2_and_gemma_read_texts_with_tokenizer_of_their_files(smollm2):
             original = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
         ids = tokenizer(convert.SAMPLE_TEXT)['input_ids']
         assert ids == original(convert.SAMPLE_TEXT)['input_ids']
+        assert not any('BOS' in remark for remark in gguf.read_remarks(folder))
         assert tokenizer.decode(ids, skip_special_tokens=True) == convert.SAMPLE_TEXT
         begins_with_bos[path.name] = ids[0] == tokenizer.bos_token_id
     assert begins_with_bos == {SMOLLM2: False, GEMMA: True}

@@ -181,6 +181,8 @@ def test_folder_with_adapter_is_refused(folder, command, has_model, monkeypatch,
         (dict(partial_rotary_factor=0.5), 'partial_rotary_factor'),
         (dict(quantization_config=dict(bits=4)), 'quantization_config'),
         (dict(num_attention_heads='4'), 'num_attention_heads'),
+        (dict(num_hidden_layers=0), 'num_hidden_layers'),
+        (dict(max_position_embeddings=0), 'max_position_embeddings'),
         (dict(hidden_size=None), 'hidden_size'),
         (dict(rope_scaling=dict(type='dynamic', factor=2.0)), 'dynamic'),
         (dict(rope_parameters=dict(rope_type='yarn', factor=2.0)), 'yarn'),
@@ -311,6 +313,29 @@ def test_make_hf_config_round_trips_through_parse_hf_config(fields, model_type):
 def test_make_hf_config_rejects_fields_that_no_model_type_combines(fields):
     with pytest.raises(UserError):
         convert.make_hf_config(make_model_spec(**fields), 16)
+
+
+def test_make_hf_config_names_width_that_heads_do_not_divide():
+    with pytest.raises(UserError, match='width=18, heads=4'):
+        convert.make_hf_config(make_model_spec(**GEMMA3_FIELDS | dict(width=18)), 16)
+
+
+@pytest.mark.parametrize('model_type', ['gemma2', 'gemma3'])
+def test_import_suggests_no_similar_model_type(model_type):
+    with pytest.raises(UserError) as error:
+        convert.check_model_type(model_type, 'config.json')
+    assert 'did you mean' not in str(error.value)
+
+
+def test_arrays_that_do_not_fit_on_disk_name_their_file(tmp_path, monkeypatch):
+    import safetensors.numpy
+
+    def fail(*args, **options):
+        raise safetensors.SafetensorError('I/O error: No space left on device (os error 28)')
+
+    monkeypatch.setattr(safetensors.numpy, 'save_file', fail)
+    with pytest.raises(UserError, match=r'model\.safetensors'):
+        files.write_arrays(tmp_path / 'model.safetensors', {})
 
 
 def test_train_from_missing_hf_folder_writes_no_run(tmp_path, capsys):

@@ -425,8 +425,10 @@ def test_run_rejects_empty_text_unknown_measure_and_unknown_layer(trained_run):
         run.measure('sinks', text='import os')
     with pytest.raises(UserError, match='empty'):
         run.attention('')
-    with pytest.raises(UserError, match='99'):
-        run.attention('import os').plot(99, 0)
+    for selection in (dict(layer=99, head=0), dict(head=99)):
+        with pytest.raises(UserError, match='99') as error:
+            run.attention('import os').plot(**selection)
+        assert 'None' not in str(error.value)
 
 
 def test_notebook_executes_all_cells(trained_run, tmp_path, monkeypatch):

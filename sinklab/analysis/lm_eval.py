@@ -165,7 +165,9 @@ NON_METRIC_KEYS = 'alias', 'name', 'sample_len', 'sample_count', ' '
 
 
 class CheckedTaskManager(TaskManager):
-    """A task manager that raises a UserError of one line where a task cannot be loaded."""
+    """A task manager that loads tasks once, and raises a UserError of one line where a task cannot be loaded."""
+
+    loaded: Any = None
 
     def match_names(self, task_names: list[str]) -> list[str]:
         for name in task_names:
@@ -180,14 +182,25 @@ class CheckedTaskManager(TaskManager):
         return self.match_tasks(task_names)
 
     def load(self, task_list: Any) -> Any:
+        if self.loaded is not None:  # simple_evaluate loads the tasks that `check_tasks` has loaded
+            return self.loaded
         try:
-            return super().load(task_list)
+            self.loaded = super().load(task_list)
         except Exception as error:  # errors of the network, of data files, or of the YAML file
             message = format_error(error, with_type=True)
             raise UserError(
                 f'{", ".join(map(str, task_list))} cannot be loaded ({message}); tasks read their data from the '
                 'Hugging Face hub, or from the files that their YAML file names'
             ) from error
+        return self.loaded
+
+    def check_tasks(self, task_names: list[str], can_generate: bool) -> None:
+        """Load tasks; refuse those that run code of a model, need more than text, or that the model cannot do."""
+        for name, task in self.load(task_names)['tasks'].items():
+            if getattr(task, 'UNSAFE_CODE', False) or getattr(task, 'MULTIMODAL', False):
+                raise UserError(f'{name} runs code that a model writes, or needs more than text; remove it')
+            if task.OUTPUT_TYPE == 'generate_until' and not can_generate:
+                raise UserError(f'{name} generates text, and runs only score given texts; remove it')
 
 
 def load_task_manager(task_names: list[str], include_dir: str | None) -> CheckedTaskManager:
@@ -223,10 +236,12 @@ def evaluate_tasks(
 ) -> dict[str, Any]:
     """Evaluate tasks; return the metrics of each task and group under the names of lm-evaluation-harness."""
     os.environ['DISABLE_MULTIPROC'] = '1'  # lm_eval would fork this process, which has threads
-    # Loading the model can take minutes, so names are checked first.
+    # Loading the model can take minutes, so tasks are checked first.
     check_model_exists(model_ref)
     manager = load_task_manager(task_names, include_dir)
     matched_names = manager.match_names(task_names)
+    with contextlib.redirect_stdout(sys.stderr):
+        manager.check_tasks(matched_names, can_generate=model_ref.startswith(MODEL_PREFIXES))
     lm = load_lm(model_ref)
     with contextlib.redirect_stdout(sys.stderr):
         results = lm_eval.simple_evaluate(

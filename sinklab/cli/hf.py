@@ -83,8 +83,10 @@ def find_importable_dir(model_ref: str) -> Path:
     """Return the folder of hf:PATH_OR_ID or gguf:PATH.
 
     Raises:
-        UserError: Our own model cannot represent the model, or the memory is too small.
+        UserError: Our own model cannot represent the model, a GGUF file has no readable tokenizer, or the memory is
+            too small.
     """
+    from sinklab.data.store import TOKENIZER_FILE
     from sinklab.hf import convert, files, gguf
 
     is_gguf = model_ref.startswith(GGUF_PREFIX)
@@ -97,6 +99,11 @@ def find_importable_dir(model_ref: str) -> Path:
         raise UserError(
             f'{error}; sinklab measure, sinklab evaluate and sinklab.open take {model_ref} without an import'
         ) from error
+    if is_gguf and not (source / TOKENIZER_FILE).exists():
+        raise UserError(
+            f'{model_ref} has no tokenizer that transformers can read; give the safetensors folder of the model as '
+            'hf:PATH'
+        )
     num_parameters = files.count_parameters(source)
     files.check_memory(4 * num_parameters, num_parameters, model_ref)
     return source

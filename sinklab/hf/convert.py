@@ -27,7 +27,7 @@ from sinklab.config.spec import ModelConfig, Spec
 from sinklab.data import tokenizer as tokens
 from sinklab.data.store import TOKENIZER_FILE
 from sinklab.data.tokenizer import Tokenizer
-from sinklab.errors import UserError, format_error, format_unknown_name
+from sinklab.errors import UserError, format_error
 from sinklab.hf import files
 from sinklab.hf.files import import_hf_library
 from sinklab.model.transformer import Transformer
@@ -163,7 +163,7 @@ def suppress_transformers_logs(transformers: Any) -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-# Fields of our model that the model type decides, in the order in which an export is checked.
+# Fields of our model that the model type decides.
 LLAMA_FIELDS = dict(
     norm='pre', ffn='swiglu', scaled_embedding=False, qk_norm=False, qk_norm_joint=False, qkv_bias=False
 )
@@ -292,7 +292,8 @@ def check_model_type(model_type: Any, name: str) -> None:
     """Refuse the family of a config.json if our own model cannot represent it."""
     if model_type not in MODEL_TYPES:
         raise UserError(
-            f'{name}: {format_unknown_name(f"model_type {model_type!r}", str(model_type), MODEL_TYPES, "read here")}'
+            f'{name}: model_type {model_type!r} cannot be imported; only text models of the types '
+            f'{", ".join(MODEL_TYPES)} can'
         )
 
 
@@ -313,6 +314,9 @@ def get_head_width(config: Mapping[str, Any]) -> int:
 
 
 def find_problems(config: Mapping[str, Any]) -> Iterator[str]:
+    for key in (*FIELD_OF_KEY, 'max_position_embeddings'):
+        if config[key] < 1:
+            yield f'{key} is {config[key]!r}, which must be a whole number above 0'
     for key, allowed in (MODEL_TYPES[config['model_type']].activation, *UNSUPPORTED_KEYS.items()):
         if config.get(key) not in allowed:
             yield f'{key} is {config[key]!r}, which is not supported; use {allowed[-1]!r}'
@@ -416,7 +420,8 @@ def get_model_type(model: spec.ModelConfig) -> str:
     """Return the first model type that fits a model; raise UserError if none fits."""
     if fitting := [name for name, model_type in MODEL_TYPES.items() if model_type.can_represent(model)]:
         return fitting[0]
-    names = (*LLAMA_FIELDS, 'mask.window', 'rotary.scaling', 'global_layers.every', 'global_layers.position')
+    names = [*LLAMA_FIELDS, 'width', 'heads', 'mask.window', 'rotary.scaling']
+    names += ['global_layers.every', 'global_layers.position']
     fields = ', '.join(f'{name}={get_field(model, name)}' for name in names)
     raise UserError(
         f'transformers has no model with {fields}; the model types that can be exported are {", ".join(MODEL_TYPES)}'

@@ -167,20 +167,31 @@ def count_parameters(model_dir: Path) -> int:
 
 
 @contextlib.contextmanager
-def translate_safetensors_errors(path: Path) -> Iterator[None]:
+def translate_safetensors_errors(
+    path: Path, problem: str = 'cannot be read', remedy: str = 'download it again'
+) -> Iterator[None]:
     try:
         yield
     except (OSError, import_hf_library('safetensors').SafetensorError) as error:
-        raise UserError(f'{path} cannot be read ({format_error(error)}); download it again') from error
+        raise UserError(f'{path} {problem} ({format_error(error)}); {remedy}') from error
 
 
 def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
     """Write arrays to a safetensors file."""
-    import_hf_library('safetensors.numpy').save_file(arrays, path, metadata={'format': 'pt'})
+    with translate_safetensors_errors(path, 'cannot be written', 'make room or access there, or give another folder'):
+        import_hf_library('safetensors.numpy').save_file(arrays, path, metadata={'format': 'pt'})
 
 
 def write_json(path: Path, content: dict) -> None:
     path.write_text(json.dumps(content, indent=2) + '\n', encoding='utf-8')
+
+
+def expand_user(path: str) -> Path:
+    """Replace ~ or ~USER by the home folder; raise UserError if there is no such user."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        raise UserError(f'{path} begins with ~, and that user has no home folder; give the whole path') from error
 
 
 def find_model_dir(path_or_id: str) -> Path:
@@ -189,7 +200,7 @@ def find_model_dir(path_or_id: str) -> Path:
     Raises:
         UserError: The directory holds a run of sinklab, no config.json, or weights that are not safetensors.
     """
-    model_dir = fetch_model_dir(f'{HF_PREFIX}{Path(path_or_id).expanduser()}')
+    model_dir = fetch_model_dir(f'{HF_PREFIX}{expand_user(path_or_id)}')
     if (model_dir / 'row.json').exists():
         raise UserError(f'{model_dir} contains a run of sinklab; remove hf:')
     if not (model_dir / CONFIG_FILE).exists():

@@ -24,8 +24,8 @@ from sinklab.run_ref import GGUF_PREFIX, HF_PREFIX
 from sinklab.storage.cache_dir import get_cache_dir
 from sinklab.storage.files import TEMPORARY_SUFFIX, open_writable_folder
 
-CONVERSION_VERSION = 3  # a file that an older version has converted is converted again
-ORIGIN_FILE = 'sinklab_gguf.json'  # in a converted folder: which file it comes from, and remarks
+CONVERSION_VERSION = 4  # a file that an older version has converted is converted again
+ORIGIN_FILE = 'sinklab_gguf.json'  # in a converted folder: remarks on its conversion
 MAX_NAME_LENGTH = 100  # characters of the file name in the name of its folder in the cache
 ROPE_FACTORS = 'rope_freqs.weight'  # the tensor by which llama.cpp divides rotary frequencies
 ROPE_BASE = 10_000.0  # of llama.cpp where a file has none, and of Gemma's layers with a window
@@ -78,7 +78,7 @@ def convert_gguf(model_ref: str) -> Path:
 
 
 def find_gguf_file(model_ref: str) -> Path:
-    path = Path(model_ref.removeprefix(GGUF_PREFIX)).expanduser()
+    path = files.expand_user(model_ref.removeprefix(GGUF_PREFIX))
     if not path.is_file():
         raise UserError(f'{model_ref} is not a file; give {GGUF_PREFIX}PATH, a .gguf file on this computer')
     return path
@@ -152,15 +152,8 @@ def write_model(path: Path, reader: Any, output_dir: Path, model_ref: str) -> No
     ):
         (Path(source_dir) / 'model.gguf').symlink_to(path.resolve())
         num_parameters = save_weights(source_dir, reader, output_dir, model_ref)
-        remarks = [*list_weight_remarks(reader, num_parameters), *save_tokenizer(source_dir, output_dir)]
-    origin = dict(
-        file=str(path.resolve()),
-        name=get_field(reader, 'general.name'),
-        parameters=num_parameters,
-        parameters_by_type=count_parameters_by_type(reader),
-        remarks=remarks,
-    )
-    files.write_json(output_dir / ORIGIN_FILE, origin)
+        remarks = [*list_weight_remarks(reader, num_parameters), *save_tokenizer(source_dir, reader, output_dir)]
+    files.write_json(output_dir / ORIGIN_FILE, dict(remarks=remarks))
 
 
 def save_weights(source_dir: str, reader: Any, output_dir: Path, model_ref: str) -> int:
@@ -199,34 +192,51 @@ def set_rotary_positions(config: Any, reader: Any, model_ref: str) -> None:
     if not (rope := getattr(config, 'rope_parameters', None)):
         return
     fields = get_rope_fields(reader)
-    scaling = parse_rope_scaling(reader, model_ref) | dict(rope_theta=fields.get('freq_base', ROPE_BASE))
+    head_width = getattr(config, 'head_dim', None) or config.hidden_size // config.num_attention_heads
+    scaling = parse_rope_scaling(reader, head_width, model_ref)
+    scaling |= dict(rope_theta=fields.get('freq_base', ROPE_BASE))
     if 'full_attention' in rope:  # of Gemma 3, whose other layers have a base of their own and no scaling
         local_rope = rope['sliding_attention'] | dict(rope_theta=fields.get('freq_base_swa', ROPE_BASE))
         config.rope_parameters = dict(full_attention=rope['full_attention'] | scaling, sliding_attention=local_rope)
         return
-    head_width = getattr(config, 'head_dim', None) or config.hidden_size // config.num_attention_heads
     fraction = fields.get('dimension_count', head_width) / head_width
     if fraction < 1 or 'partial_rotary_factor' in rope:
         scaling |= dict(partial_rotary_factor=min(fraction, 1.0))
     config.rope_parameters = rope | scaling
 
 
-def parse_rope_scaling(reader: Any, model_ref: str) -> dict[str, Any]:
+def parse_rope_scaling(reader: Any, head_width: int, model_ref: str) -> dict[str, Any]:
     """Parse the scaling of rotary positions; empty if there is none. As in llama.cpp, the default type is linear."""
     fields = get_rope_fields(reader)
-    factor = fields.get('scaling.factor')
+    factor = fields.get('scaling.factor', fields.get('scale_linear'))  # the current and the older name
     scaling_type = fields.get('scaling.type', 'none' if factor is None else 'linear')
     factors = [tensor.data for tensor in reader.tensors if tensor.name == ROPE_FACTORS]
     if any(tensor.name.startswith('rope_factors_') for tensor in reader.tensors):
         scaling_type = 'longrope'  # Phi 3 does not name it
+    if scaling_type == 'none' and not factors:
+        return {}
     if scaling_type == 'none':
-        return dict(rope_type='llama3', factor=float(np.max(factors)), **LLAMA3_SCALING) if factors else {}
+        base, dimensions = fields.get('freq_base', ROPE_BASE), fields.get('dimension_count', head_width)
+        llama3_factor = float(np.max(factors))
+        expected = compute_llama3_factors(base, dimensions, llama3_factor)
+        if np.shape(factors[0]) == expected.shape and np.allclose(factors[0], expected, rtol=1e-3, atol=0):
+            return dict(rope_type='llama3', factor=llama3_factor, **LLAMA3_SCALING)
+        scaling_type = f'{ROPE_FACTORS} (not that of LLaMA 3)'
     if scaling_type != 'linear' or factor is None or factors:
         raise UserError(
             f'{model_ref} has rotary positions of type {scaling_type}, which transformers does not read from GGUF '
             'files; give its safetensors folder as hf:PATH'
         )
     return dict(rope_type='linear', factor=float(factor))
+
+
+def compute_llama3_factors(base: float, dimensions: int, factor: float) -> np.ndarray:
+    """Compute the divisors of rotary frequencies of LLaMA 3: `factor` for low ones, 1 for high ones."""
+    frequency_K = base ** (-np.arange(0, dimensions, 2) / dimensions)
+    turns_K = LLAMA3_SCALING['original_max_position_embeddings'] * frequency_K / (2 * np.pi)
+    slow, fast = LLAMA3_SCALING['low_freq_factor'], LLAMA3_SCALING['high_freq_factor']
+    unscaled_share_K = np.clip((turns_K - slow) / (fast - slow), 0, 1)
+    return 1 / ((1 - unscaled_share_K) / factor + unscaled_share_K)
 
 
 def list_weight_remarks(reader: Any, num_parameters: int) -> Iterator[str]:
@@ -240,7 +250,7 @@ def list_weight_remarks(reader: Any, num_parameters: int) -> Iterator[str]:
         )
 
 
-def save_tokenizer(source_dir: str, output_dir: Path) -> Iterator[str]:
+def save_tokenizer(source_dir: str, reader: Any, output_dir: Path) -> Iterator[str]:
     """Save the tokenizer, if transformers can read it; yield remarks on it."""
     try:
         tokenizer = import_hf_library('transformers').AutoTokenizer.from_pretrained(
@@ -249,6 +259,11 @@ def save_tokenizer(source_dir: str, output_dir: Path) -> Iterator[str]:
         tokenizer.save_pretrained(output_dir)
     except Exception as error:  # transformers raises exceptions of many types here
         yield f'transformers cannot read the tokenizer of the GGUF file ({format_error(error, with_type=True)})'
+        return
+    adds_bos = tokenizer.bos_token_id is not None and tokenizer('a')['input_ids'][:1] == [tokenizer.bos_token_id]
+    if get_field(reader, 'tokenizer.ggml.add_bos_token', adds_bos) != adds_bos:
+        verbs = ('adds', 'does not add') if adds_bos else ('does not add', 'adds')
+        yield f'the tokenizer of transformers {verbs[0]} BOS to texts, llama.cpp {verbs[1]} it; measure takes --bos'
 
 
 def read_remarks(model_dir: Path) -> list[str]:
