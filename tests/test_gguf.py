@@ -301,6 +301,7 @@ def test_rotary_positions_are_those_of_the_file(tmp_path, name):
     np.testing.assert_allclose(compute_logits(load_converted(path)), compute_logits(model), atol=2e-5)
 
 
+@pytest.mark.exhaustive  # 62 layers take a minute
 def test_gemma_27b_divides_scores_as_in_llama_cpp(tmp_path):
     changes = dict(num_hidden_layers=62, query_pre_attn_scalar=64 // 4, head_dim=32)
     model = make_model('gemma3', **changes)
