@@ -74,7 +74,7 @@ def read_spec(run_dir: RunDir) -> Spec:
     """
     try:
         return parse_config(run_dir.read_json('config'))
-    except FileNotFoundError as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise make_missing_run_error(str(run_dir)) from error
     except DamagedFileError:
         raise

@@ -126,8 +126,10 @@ def test_tail_prints_outcome_of_finished_run(folder, capsys, outcome, line):
     assert {path: path.read_bytes() for path in folder.path.rglob('*') if path.is_file()} == contents
 
 
-@pytest.mark.parametrize('arguments', [['nothing'], ['nothing', '--fast']])
+@pytest.mark.parametrize('arguments', [['nothing'], ['nothing', '--fast'], ['file']])
 def test_tail_rejects_missing_run_with_one_line(tmp_path, capsys, arguments):
+    (tmp_path / 'file').write_text('no run')
     assert main(['tail', f'{tmp_path}/{arguments[0]}', *arguments[1:]]) == 1
     (message,) = capsys.readouterr().err.splitlines()
     assert message.startswith('sinklab tail: ')
+    assert 'config.json' not in message

@@ -35,7 +35,7 @@ CHECK_OPTIONS = 'length', 'batch_size'  # with --check only
 BUILD_OPTIONS = ('source', 'out', *STORE_FIELDS, 'vocabulary', 'lenient', 'shard_tokens')  # without --check only
 # {option: (type, metavar, help)}, of options with a value.
 OPTIONS = {
-    'source': (str, 'SOURCE', 'documents, in one of the forms above'),
+    'source': (str, 'SOURCE', 'documents, in one of the forms below'),
     'out': (str, 'DIR', 'local folder of the store: new, or one to resume, such as stores/pile'),
     'check': (str, 'DIR', 'verify an existing store, and print its contents'),
     'tokenizer': (str, 'FILE', 'tokenizer.json; or train: train one on a sample (default: train)'),
