@@ -210,7 +210,8 @@ def build_config_page() -> str:
             if field.path.rpartition('.')[0] == part
         )
         markdown += f'## `{part or "seed"}` {{ #{part or "seed"} }}\n\n'
-        markdown += format_table(['field', 'default', 'type and allowed values', 'meaning'], lines)
+        table = format_table(['field', 'default', 'type and allowed values', 'meaning'], lines)
+        markdown += f'<div class="fields" markdown>\n\n{table}</div>\n\n'  # site.css stacks its cells on a phone
     return markdown + format_pairs() + format_sizes(all_fields) + format_changeable_fields()
 
 

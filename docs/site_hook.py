@@ -49,4 +49,5 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
         relative_path = path.relative_to(ROOT).as_posix()
         return link_text if relative_path in link_text.strip('`') else f'{link_text} (`{relative_path}`)'
 
+    markdown = markdown.replace('```console', '```sh')  # highlighting takes lines without a prompt for output
     return LINK_PATTERN.sub(replace_link, markdown)
