@@ -63,8 +63,8 @@ gpu: .venv/gpu
 test-models: models
 	$(PYTEST) tests/test_gguf.py tests/test_open_model_numbers.py
 
-# Environments of the peers of benchmarks/peers.py, which need other versions of packages. MaxText needs Python 3.12, a name
-# or a path that uv finds.
+# Environments of litgpt (benchmarks/peers.py) and MaxText (benchmarks/step_cost.py --peers), which need other versions of
+# packages. MaxText needs Python 3.12, a name or a path that uv finds.
 PEER_PYTHON ?= 3.12
 peers: build/peers/litgpt build/peers/maxtext
 

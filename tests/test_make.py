@@ -157,7 +157,7 @@ def test_job_libtpu_pin_satisfies_jax_requirement():
 def test_benchmark_libtpu_version_matches_makefile_and_guide():
     (makefile_version,) = re.findall(r'libtpu==(\S+)', (ROOT / 'Makefile').read_text())
     kernel_version = json.loads((ROOT / 'benchmarks' / 'tpu_cost.json').read_text())['versions']['libtpu']
-    step_version = json.loads((ROOT / 'benchmarks' / 'step_cost.json').read_text())['libtpu']
+    step_version = json.loads((ROOT / 'benchmarks' / 'step_cost.json').read_text())['versions']['libtpu']
     assert {kernel_version, step_version} == {makefile_version}
     page = ' '.join((ROOT / 'docs' / 'guides' / 'kernels.md').read_text(encoding='utf-8').split())
     assert re.search(rf'compiles each kernel with libtpu\s{re.escape(makefile_version)} ', page)
