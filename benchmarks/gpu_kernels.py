@@ -8,7 +8,6 @@ those of faults that were reported of other kernels (`SPECIAL_SCORES`, `SPECIAL_
 
 import dataclasses
 import itertools
-import os
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +15,6 @@ import numpy as np
 
 from sinklab.attn import backends, mask
 from sinklab.attn.example_specs import make_operations, make_specs
-from sinklab.attn.pallas.gpu_lowering import SIGMOID_VARIABLE
 from sinklab.attn.spec import AttentionProblem, AttentionSpec
 
 BACKENDS = 'gpu', 'cudnn'
@@ -33,9 +31,7 @@ SPECIAL_MASKS = [dict(mask='window_not_causal'), dict(mask='blind_queries'), dic
 
 def make_cells(is_tiny: bool) -> dict[str, dict]:
     """Make all cells: every operation and mask at one shape, some at other widths, lengths, dtypes and scores."""
-    shape = dict(
-        mask='causal', scores='uniform', length=1024, width=64, dtype='bfloat16', learned_kv=0, sigmoid='rsqrt'
-    )
+    shape = dict(mask='causal', scores='uniform', length=1024, width=64, dtype='bfloat16', learned_kv=0)
     softmax = shape | dict(operation=SOME[0])
     if is_tiny:
         special = [
@@ -51,7 +47,6 @@ def make_cells(is_tiny: bool) -> dict[str, dict]:
         some = [dict(width=width, mask=mask) for width in (96, 128) for mask in ('causal', 'document', 'alibi')]
         some += [dict(length=4096), dict(length=4096, width=128), dict(dtype='float16'), *SPECIAL_MASKS]
         cells += [shape | dict(operation=operation) | more for more in some]
-    cells += [cell | dict(sigmoid='polynomial') for cell in cells if cell['operation'][0] == 'sigmoid']
     cells = [cell | dict(backend='gpu') for cell in cells] + [
         cell | dict(backend='cudnn') for cell in cells if cell['operation'] == SOME[0]
     ]
@@ -64,11 +59,10 @@ def is_special(cell: dict) -> bool:
 
 def describe(cell: dict) -> str:
     similarity, normalizer = cell['operation']
-    polynomial = ' polynomial' if cell['sigmoid'] == 'polynomial' else ''
     scores = '' if cell['scores'] == 'uniform' else f' {cell["scores"]}'
     learned_kv = f' {cell["learned_kv"]} learned' if cell['learned_kv'] else ''
     shape = f'T={cell["length"]} K={cell["width"]} {cell["dtype"]}'
-    return f'{cell["backend"]} {similarity}/{normalizer}{polynomial} {cell["mask"]}{scores}{learned_kv} {shape}'
+    return f'{cell["backend"]} {similarity}/{normalizer} {cell["mask"]}{scores}{learned_kv} {shape}'
 
 
 def make_spec(cell: dict) -> AttentionSpec:
@@ -102,7 +96,6 @@ def make_inputs(cell: dict) -> list:
 
 def measure_cell(cell: dict, is_tiny: bool) -> dict:
     """Return the errors of a cell, or why its backend does not support it."""
-    os.environ[SIGMOID_VARIABLE] = cell['sigmoid']
     spec, dtype = make_spec(cell), cell['dtype']
     problem = AttentionProblem(spec, HEADS, cell['width'], cell['width'], dtype)
     if reason := backends.explain_unsupported(cell['backend'], jax.default_backend(), problem):

@@ -8,7 +8,6 @@ same softmax model in plain JAX (jax_baseline.py); MFU is the model's operations
 
 import dataclasses
 import functools
-import os
 import statistics
 from collections.abc import Callable
 
@@ -19,7 +18,6 @@ import numpy as np
 from benchmarks import jax_baseline
 from benchmarks.attention import make_arrays, make_function
 from benchmarks.timing import time_in_turns
-from sinklab.attn.pallas.gpu_lowering import SIGMOID_VARIABLE
 from sinklab.config.spec import Hardware, Spec
 from sinklab.config.validate import parse_config
 from sinklab.configs import scale
@@ -32,21 +30,15 @@ NUM_TOKENS, MODEL_WIDTH = 16_384, 2048  # of attention: sequences x length, head
 ROUNDS = 10
 STEP_ROUNDS = 3
 NUM_CALLS = 10  # at a time
-# {name: (backend, operation, function of the sigmoid)}. The one that has never run comes last.
+# {name: (backend, operation)}
 KERNELS = {
-    'cuDNN softmax': ('cudnn', ('exp', 'sum'), 'rsqrt'),
-    'our softmax': ('gpu', ('exp', 'sum'), 'rsqrt'),
-    'our sigmoid': ('gpu', ('sigmoid', 'none'), 'rsqrt'),
-    'our sigmoid, polynomial': ('gpu', ('sigmoid', 'none'), 'polynomial'),
+    'cuDNN softmax': ('cudnn', ('exp', 'sum')),
+    'our softmax': ('gpu', ('exp', 'sum')),
+    'our sigmoid': ('gpu', ('sigmoid', 'none')),
 }
-TINY_KERNELS = {'chunked softmax': ('chunked', ('exp', 'sum'), 'rsqrt')}  # on any device
+TINY_KERNELS = {'chunked softmax': ('chunked', ('exp', 'sum'))}  # on any device
 DIRECTIONS = {'forward': 1.0, 'forward_and_backward': 3.5}  # operations over those of the forward pass
-# {name: (similarity of the row, function of the sigmoid)}
-STEP_VARIANTS = {
-    'softmax': ('softmax', 'rsqrt'),
-    'sigmoid': ('sigmoid', 'rsqrt'),
-    'sigmoid, polynomial': ('sigmoid', 'polynomial'),
-}
+STEP_VARIANTS = 'softmax', 'sigmoid'  # similarities of rows
 PLAIN_JAX = 'plain JAX softmax'  # jax_baseline.py
 BATCH_SIZES = {'60m': 32, '350m': 16, '1b': 8}  # sequences of 2048 tokens
 
@@ -72,8 +64,7 @@ def time_attention(cell: dict, is_tiny: bool) -> dict:
     for direction, factor in DIRECTIONS.items():
         num_flops = factor * 2 * shape[0] * shape[2] * length**2 * width
         programs = {}
-        for name, (backend, operation, sigmoid) in (TINY_KERNELS if is_tiny else KERNELS).items():
-            os.environ[SIGMOID_VARIABLE] = sigmoid
+        for name, (backend, operation) in (TINY_KERNELS if is_tiny else KERNELS).items():
             function = make_function(backend, operation, length, direction != 'forward')
             try:
                 program = jax.jit(function).lower(*arrays).compile()
@@ -96,9 +87,8 @@ def time_steps(model: str, size: str) -> dict:
     with jax.set_mesh(mesh):
         shared_state = [state.create_state(spec, mesh)]  # one for all rows, whose parameters have the same shapes
         inputs = sharding.put_batch(ids_BT, mesh), sharding.make_per_device_array(0, mesh)
-        for name, (row, sigmoid) in STEP_VARIANTS.items():
-            os.environ[SIGMOID_VARIABLE] = sigmoid
-            row_spec = make_spec(f'{row}_{model}', size, BATCH_SIZES[model])
+        for name in STEP_VARIANTS:
+            row_spec = make_spec(f'{name}_{model}', size, BATCH_SIZES[model])
             hardware, backend = choose_hardware(row_spec, mesh)
             train_step = step.make_train_step(row_spec, hardware, mesh, backend)
             compiled = train_step.lower(shared_state[0], *inputs).compile()
