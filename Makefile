@@ -20,7 +20,7 @@ PYTEST := PYTHONDONTWRITEBYTECODE= $(BIN)/pytest -n 3 --dist worksteal
 # Pages are generated from the code, which needs no accelerator. The variable turns off an advertisement of the theme.
 MKDOCS := JAX_PLATFORMS=cpu NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs
 
-.PHONY: quickstart test test-slow test-all test-shipped faults lint models gpu test-models peers check-scaling docs docs-serve constraints pins audit clean
+.PHONY: quickstart test test-slow test-all test-shipped faults lint models gpu test-models peers docs docs-serve constraints pins audit clean
 
 quickstart: .venv/quickstart
 	@$(BIN)/sinklab sweep --config=configs/quickstart.py --rows=$(ROWS) --workdir=$(RUNS) --jobs=$(JOBS) --report
@@ -53,22 +53,18 @@ lint: .venv/test
 models: .venv/test
 	$(BIN)/python benchmarks/fetch_models.py build/models
 
-# Measure a part of the plan for one GPU: kernels, natural, speed or sizes (benchmarks/gpu.py). It stops after 9 minutes
-# and continues when it is called again.
+# Measure a part of the plan for one GPU: kernels or speed (benchmarks/gpu.py). It stops after 9 minutes and continues
+# when it is called again.
 PART ?= kernels
 gpu: .venv/gpu
-	$(BIN)/python -m benchmarks.gpu $(PART) $(SOURCE:%=--source=%)
+	$(BIN)/python -m benchmarks.gpu $(PART)
 
 # Tests of the two pretrained models. The other targets skip them where the models are missing.
 test-models: models
 	$(PYTEST) tests/test_gguf.py tests/test_open_model_numbers.py
 
-# Compare how costs grow with docs/results/scaling.json, for commands that read runs and tables. It takes minutes.
-check-scaling: .venv/test
-	$(BIN)/python benchmarks/scaling.py --axes=rows,runs,records --repeat=3 --check
-
-# Environments of the peers of benchmarks/peers.py, which need other versions of packages. MaxText needs Python 3.12, a name
-# or a path that uv finds.
+# Environments of litgpt (benchmarks/peers.py) and MaxText (benchmarks/step_cost.py --peers), which need other versions of
+# packages. MaxText needs Python 3.12, a name or a path that uv finds.
 PEER_PYTHON ?= 3.12
 peers: build/peers/litgpt build/peers/maxtext
 

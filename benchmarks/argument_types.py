@@ -14,13 +14,6 @@ def parse_count(text: str) -> int:
     return int(text)
 
 
-def parse_count_from_2(text: str) -> int:
-    """Parse a whole number of at least 2, such as a number of rounds of which quartiles are computed."""
-    if parse_count(text) < 2:
-        raise argparse.ArgumentTypeError(f'{text} is not a whole number of at least 2')
-    return int(text)
-
-
 def parse_counts(text: str) -> list[int]:
     """Parse whole numbers of at least 1, separated by commas."""
     return [parse_count(item) for item in text.split(',')]

@@ -1,97 +1,77 @@
 """Benchmark of chunked attention against dense attention, in turns in one process.
 
-    python benchmarks/attention.py [--lengths=512,2048,4096] [--rounds=7]
-        [--max_dense_length=4096]
+    python -m benchmarks.attention [--lengths=512,2048,4096] [--rounds=7] [--max_dense_length=4096]
 
-One sequence, 4 heads of 64, causal, float32. A line has the median time of a call with its quartiles, and the
+One sequence, 4 heads of 64, causal, float32. A line has the median time of a call with its extremes, and the
 temporary memory of the program, without arguments and results. Lengths above --max_dense_length are measured in
-chunks only. `+ sinks` adds the scores of the first four keys.
+chunks only.
 """
 
 import argparse
-import statistics
+import functools
+import itertools
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from argument_types import parse_count, parse_count_from_2, parse_counts
-from timing import time_call
 
+from benchmarks.argument_types import parse_count, parse_counts
+from benchmarks.timing import format_spread, time_in_turns
 from sinklab.attn.backends import BACKENDS
 from sinklab.attn.example_specs import make_operations
-from sinklab.attn.key_attention_sums import compute_key_attention_sums
 from sinklab.attn.mask import make_causal_mask
-from sinklab.attn.operations import Operation
 from sinklab.attn.spec import AttentionSpec
 from sinklab.environment import get_package_versions
 from sinklab.machine import describe_machine
 
-OPERATIONS = {
-    '/'.join(pair): make_operations()[pair] for pair in (('exp', 'sum'), ('sigmoid', 'none'), ('softpick', 'sum'))
-}
-VARIANTS = {'dense': ('dense', False), 'chunked': ('chunked', False), 'chunked + sinks': ('chunked', True)}
-NUM_HEADS, HEAD_WIDTH, NUM_KEYS = 4, 64, 4
+OPERATIONS = ('exp', 'sum'), ('sigmoid', 'none'), ('softpick', 'sum')
+NUM_HEADS, HEAD_WIDTH = 4, 64
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--lengths', type=parse_counts, default='512,2048,4096', metavar='N,...')
-    parser.add_argument('--rounds', type=parse_count_from_2, default=7, metavar='N', help='from 2 on')
-    parser.add_argument(
-        '--max_dense_length',
-        type=parse_count,
-        default=4096,
-        metavar='N',
-        help='measure dense attention up to this length',
-    )
+    parser.add_argument('--rounds', type=parse_count, default=7, metavar='N')
+    parser.add_argument('--max_dense_length', type=parse_count, default=4096, metavar='N')
     args = parser.parse_args()
     print(describe_machine())
     print(f'{jax.devices()[0].device_kind}, {get_package_versions(("jax", "jaxlib"))}')
-    for length in args.lengths:
-        for name, operation in OPERATIONS.items():
-            for gradient in (False, True):
-                runs = {
-                    variant: compile_call(backend, operation, length, gradient, sinks)
-                    for variant, (backend, sinks) in VARIANTS.items()
-                    if backend != 'dense' or length <= args.max_dense_length
-                }
-                print_times(
-                    f'T={length:6} {name:13} {"with gradients" if gradient else "forward":15}', runs, args.rounds
-                )
+    for length, operation, with_gradient in itertools.product(args.lengths, OPERATIONS, (False, True)):
+        backends = ('dense', 'chunked') if length <= args.max_dense_length else ('chunked',)
+        shape = 1, length, NUM_HEADS, HEAD_WIDTH
+        arrays = make_arrays(shape, jnp.float32)
+        programs = {
+            backend: jax.jit(make_function(backend, operation, length, with_gradient)).lower(*arrays).compile()
+            for backend in backends
+        }
+        calls = {name: functools.partial(program, *arrays) for name, program in programs.items()}
+        seconds = time_in_turns(calls, args.rounds)
+        for name, program in programs.items():
+            title = f'T={length:6} {"/".join(operation):13} {"with gradients" if with_gradient else "forward":15}'
+            memory = program.memory_analysis().temp_size_in_bytes / 2**20
+            text = format_spread([1e3 * value for value in seconds[name]], '.1f')
+            print(f'{title} {name:8} {text} ms, {memory:.1f} MiB', flush=True)
 
 
-def compile_call(
-    backend: str, operation: Operation, length: int, with_gradient: bool, with_sinks: bool
-) -> tuple[Callable, float]:
-    """Return a compiled call and its temporary memory in MiB."""
+def make_arrays(shape: tuple[int, ...], dtype: jnp.dtype) -> list[jax.Array]:
+    """Return random queries, keys, values and cotangents of the output."""
     rng = np.random.default_rng(0)
-    arrays = [jnp.asarray(rng.normal(size=(1, length, NUM_HEADS, HEAD_WIDTH)), jnp.float32) for _ in range(3)]
-    spec = AttentionSpec(operation, make_causal_mask(length))
-
-    def compute_output_sum(query, key, value):
-        output, rows, _ = BACKENDS[backend].attend(query, key, value, spec, needs_abs_weight_sum=with_sinks)
-        sink_scores = compute_key_attention_sums(query, key, rows, spec, NUM_KEYS).share_BHS if with_sinks else 0.0
-        return jnp.sum(output), sink_scores
-
-    function = (
-        jax.value_and_grad(compute_output_sum, (0, 1, 2), has_aux=True) if with_gradient else compute_output_sum
-    )
-    program = jax.jit(function).lower(*arrays).compile()
-    return lambda: jax.block_until_ready(program(*arrays)), program.memory_analysis().temp_size_in_bytes / 2**20
+    return [jnp.asarray(rng.normal(size=shape), dtype) for _ in range(4)]
 
 
-def print_times(title: str, runs: dict, rounds: int) -> None:
-    seconds = {name: [] for name in runs}
-    for _ in range(rounds + 1):  # the first round is warm-up
-        for name, (call, _) in runs.items():
-            seconds[name].append(time_call(call))
-    dense = statistics.median(seconds['dense'][1:]) if 'dense' in seconds else None
-    for name, times in seconds.items():
-        low, middle, high = statistics.quantiles(times[1:], n=4)
-        ratio = f'{middle / dense:.2f} x' if dense else '-'
-        text = f'{1e3 * middle:8.1f} ms ({1e3 * low:.1f}-{1e3 * high:.1f})'
-        print(f'{title} {name:16} {text:28} {ratio:>8}{runs[name][1]:9.1f} MiB', flush=True)
+def make_function(backend: str, operation: tuple[str, str], length: int, with_gradient: bool) -> Callable:
+    """Return a function (query, key, value, cotangent): causal attention, or its gradients."""
+    spec = AttentionSpec(make_operations()[operation], make_causal_mask(length))
+
+    def attend(query, key, value, cotangent):
+        return BACKENDS[backend].attend(query, key, value, spec)[0]
+
+    def compute_weighted_sum(query, key, value, cotangent):
+        output = attend(query, key, value, cotangent)
+        return jnp.sum(output.astype(jnp.float32) * cotangent.astype(jnp.float32))
+
+    return jax.grad(compute_weighted_sum, (0, 1, 2)) if with_gradient else attend
 
 
 if __name__ == '__main__':

@@ -6,10 +6,16 @@ same error of the dense definition in the dtype of the cell: what rounding alone
 those of faults that were reported of other kernels (`SPECIAL_SCORES`, `SPECIAL_MASKS`).
 """
 
-import argparse
 import dataclasses
 import itertools
-import os
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from sinklab.attn import backends, mask
+from sinklab.attn.example_specs import make_operations, make_specs
+from sinklab.attn.spec import AttentionProblem, AttentionSpec
 
 BACKENDS = 'gpu', 'cudnn'
 OUTPUTS = 'output', 'mass', 'd_query', 'd_key', 'd_value'
@@ -23,13 +29,9 @@ SPECIAL_SCORES = [dict(scores=scores, length=length) for scores in ('low', 'one_
 SPECIAL_MASKS = [dict(mask='window_not_causal'), dict(mask='blind_queries'), dict(learned_kv=1)]
 
 
-def make_cells(part: str, is_tiny: bool) -> dict[str, dict]:
+def make_cells(is_tiny: bool) -> dict[str, dict]:
     """Make all cells: every operation and mask at one shape, some at other widths, lengths, dtypes and scores."""
-    from sinklab.attn.example_specs import make_operations
-
-    shape = dict(
-        mask='causal', scores='uniform', length=1024, width=64, dtype='bfloat16', learned_kv=0, sigmoid='rsqrt'
-    )
+    shape = dict(mask='causal', scores='uniform', length=1024, width=64, dtype='bfloat16', learned_kv=0)
     softmax = shape | dict(operation=SOME[0])
     if is_tiny:
         special = [
@@ -45,7 +47,6 @@ def make_cells(part: str, is_tiny: bool) -> dict[str, dict]:
         some = [dict(width=width, mask=mask) for width in (96, 128) for mask in ('causal', 'document', 'alibi')]
         some += [dict(length=4096), dict(length=4096, width=128), dict(dtype='float16'), *SPECIAL_MASKS]
         cells += [shape | dict(operation=operation) | more for more in some]
-    cells += [cell | dict(sigmoid='polynomial') for cell in cells if cell['operation'][0] == 'sigmoid']
     cells = [cell | dict(backend='gpu') for cell in cells] + [
         cell | dict(backend='cudnn') for cell in cells if cell['operation'] == SOME[0]
     ]
@@ -58,19 +59,13 @@ def is_special(cell: dict) -> bool:
 
 def describe(cell: dict) -> str:
     similarity, normalizer = cell['operation']
-    polynomial = ' polynomial' if cell['sigmoid'] == 'polynomial' else ''
     scores = '' if cell['scores'] == 'uniform' else f' {cell["scores"]}'
     learned_kv = f' {cell["learned_kv"]} learned' if cell['learned_kv'] else ''
     shape = f'T={cell["length"]} K={cell["width"]} {cell["dtype"]}'
-    return f'{cell["backend"]} {similarity}/{normalizer}{polynomial} {cell["mask"]}{scores}{learned_kv} {shape}'
+    return f'{cell["backend"]} {similarity}/{normalizer} {cell["mask"]}{scores}{learned_kv} {shape}'
 
 
-def make_spec(cell: dict):
-    import numpy as np
-
-    from sinklab.attn import mask
-    from sinklab.attn.example_specs import make_operations, make_specs
-
+def make_spec(cell: dict) -> AttentionSpec:
     length, name = cell['length'], cell['mask']
     specs = make_specs(make_operations()[tuple(cell['operation'])], HEADS, length)
     causal = specs['causal'].mask
@@ -86,8 +81,6 @@ def make_spec(cell: dict):
 
 def make_inputs(cell: dict) -> list:
     """Make queries, keys and values in float64."""
-    import numpy as np
-
     length, width, rng = cell['length'], cell['width'], np.random.default_rng(0)
     num_keys = length + cell['learned_kv']
     query, key = rng.uniform(size=(1, length, HEADS, width)), rng.uniform(size=(1, num_keys, HEADS, width))
@@ -101,26 +94,18 @@ def make_inputs(cell: dict) -> list:
     return [query, key, value]
 
 
-def measure_cell(cell: dict, args: argparse.Namespace) -> dict:
+def measure_cell(cell: dict, is_tiny: bool) -> dict:
     """Return the errors of a cell, or why its backend does not support it."""
-    import jax
-    import jax.numpy as jnp
-    import numpy as np
-
-    from sinklab.attn.backends import BACKENDS, explain_unsupported
-    from sinklab.attn.spec import AttentionProblem
-
-    os.environ['SINKLAB_GPU_SIGMOID'] = cell['sigmoid']
     spec, dtype = make_spec(cell), cell['dtype']
     problem = AttentionProblem(spec, HEADS, cell['width'], cell['width'], dtype)
-    if reason := explain_unsupported(cell['backend'], jax.default_backend(), problem):
+    if reason := backends.explain_unsupported(cell['backend'], jax.default_backend(), problem):
         return dict(unsupported=reason)
     arrays = [jnp.asarray(array, dtype) for array in make_inputs(cell)]
     cotangent = jnp.asarray(np.random.default_rng(1).normal(size=arrays[0].shape), jnp.float32)
 
     def make_run(backend):
         def total(arrays):
-            output, rows, _ = BACKENDS[backend].attend(*arrays, spec, needs_abs_weight_sum=True)
+            output, rows, _ = backends.BACKENDS[backend].attend(*arrays, spec, needs_abs_weight_sum=True)
             return jnp.sum(cotangent * output.astype(jnp.float32)), (output, rows.abs_weight_sum_BHT)
 
         differentiate = jax.jit(jax.grad(total, has_aux=True))
@@ -153,9 +138,7 @@ def measure_cell(cell: dict, args: argparse.Namespace) -> dict:
     return result
 
 
-def compute_error(expected, found) -> float:
-    import numpy as np
-
+def compute_error(expected: np.ndarray, found: np.ndarray) -> float:
     error = float(np.abs(expected - found).max() / max(np.abs(expected).max(), 1e-9))
     return error if np.isfinite(error) else 1e9
 

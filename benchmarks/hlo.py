@@ -54,11 +54,6 @@ class Instruction:
             callees.append(self.find_attribute(r'to_apply=%?([\w.\-]+)') or '')
         return [name.strip(' %') for name in callees if name]
 
-    @property
-    def op_name(self) -> str:
-        """Name of the traced operation that an instruction comes from."""
-        return self.find_attribute(r'op_name="([^"]*)"') or ''
-
 
 NO_CALLER = Instruction('', '', '', '')  # caller of the entry computation
 
@@ -66,12 +61,10 @@ NO_CALLER = Instruction('', '', '', '')  # caller of the entry computation
 @dataclasses.dataclass(frozen=True)
 class Collective:
     kind: str  # key of SENT_BYTES_RATIO
-    types: tuple[str, ...]  # of its results
     num_bytes: int  # of its largest array: the results or, for a reduce-scatter, the operand
     replica_groups: tuple[tuple[int, ...], ...]  # groups of device numbers
     num_executions: int  # in one execution of the program
     is_async: bool
-    op_name: str
 
     @property
     def sent_bytes(self) -> float:
@@ -193,12 +186,10 @@ class HloProgram:
         group = tuple(index * (int(last_device) + 1) for index in range(slices.count(',') + 1))
         return Collective(
             kind,
-            (f'{dtype}[{shape}]',),
             count_bytes(dtype, shape),
             (group,),
             self.execution_counts[computation],
             True,
-            instruction.op_name,
         )
 
     @functools.cached_property
@@ -216,22 +207,11 @@ class HloProgram:
             num_bytes *= len(groups[0])
         return Collective(
             kind,
-            tuple(f'{dtype}[{shape}]' for dtype, shape in arrays),
             num_bytes,
             groups,
             self.execution_counts[computation],
             is_async,
-            instruction.op_name,
         )
-
-    def list_array_shapes(self) -> set[tuple[int, ...]]:
-        """List the shapes of the arrays that instructions make."""
-        return {
-            tuple(int(size) for size in shape.split(',') if size)
-            for instruction, _ in self.list_executed_instructions()
-            if instruction.opcode not in ('parameter', 'get-tuple-element', 'tuple', 'while', 'bitcast')
-            for _, shape in ARRAY_PATTERN.findall(instruction.type)
-        }
 
 
 def select_result_arrays(opcode: str, arrays: list[tuple[str, str]]) -> list[tuple[str, str]]:

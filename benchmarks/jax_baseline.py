@@ -1,6 +1,5 @@
 """Baseline: a LLaMA-style training step in plain JAX."""
 
-import functools
 from collections.abc import Callable
 
 import jax
@@ -41,7 +40,7 @@ def apply_rotary(x_BTHK: jax.Array) -> jax.Array:
     return jnp.concatenate([left * cos - right * sin, right * cos + left * sin], -1)
 
 
-def compute_loss(params: dict, ids_BT: jax.Array, spec: Spec, remat: str) -> jax.Array:
+def compute_loss(params: dict, ids_BT: jax.Array, spec: Spec) -> jax.Array:
     model, dtype = spec.model, jnp.dtype(spec.model.dtype)
     shape = (*ids_BT[:, :-1].shape, model.heads, model.head_width)
 
@@ -55,7 +54,7 @@ def compute_loss(params: dict, ids_BT: jax.Array, spec: Spec, remat: str) -> jax
         return x_BTD + (jax.nn.silu(y_BTD @ block['gate']) * (y_BTD @ block['up'])) @ block['down'], None
 
     x_BTD = params['embedding'].astype(dtype)[ids_BT[:, :-1]]
-    x_BTD, _ = jax.lax.scan(REMAT_POLICIES[remat](layer), x_BTD, params['blocks'])
+    x_BTD, _ = jax.lax.scan(layer, x_BTD, params['blocks'])
     logits_BTV = jnp.einsum(
         'BTD,VD->BTV',
         rms_norm(x_BTD, params['norm']),
@@ -71,12 +70,11 @@ def compute_attention(query: jax.Array, key: jax.Array, value: jax.Array) -> jax
     return jax.nn.dot_product_attention(query, key, value, is_causal=True, implementation=kind)
 
 
-def make_train_step(spec: Spec, remat: str) -> tuple[tuple, Callable]:
+def make_train_step(spec: Spec) -> tuple[tuple, Callable]:
     """Make the initial state and the jitted train step.
 
     Args:
         spec: the spec of the model and of the batch.
-        remat: `none` saves all activations for the backward pass; `full` recomputes each layer.
 
     Returns:
         The state (params, optimizer state), and step(state, ids_BT) -> (state, loss), which donates the state.
@@ -86,11 +84,8 @@ def make_train_step(spec: Spec, remat: str) -> tuple[tuple, Callable]:
 
     def step(state: tuple, ids_BT: jax.Array) -> tuple[tuple, jax.Array]:
         params, moments = state
-        loss_value, gradient = jax.value_and_grad(compute_loss)(params, ids_BT, spec, remat)
+        loss_value, gradient = jax.value_and_grad(compute_loss)(params, ids_BT, spec)
         updates, moments = optimizer.update(gradient, moments, params)
         return (optax.apply_updates(params, updates), moments), loss_value
 
     return (params, optimizer.init(params)), jax.jit(step, donate_argnums=0)
-
-
-REMAT_POLICIES = dict(none=lambda layer: layer, full=functools.partial(jax.checkpoint, prevent_cse=False))

@@ -1,11 +1,11 @@
 """Steps of a model of litgpt, compiled as `litgpt pretrain` compiles it; a peer of benchmarks/peers.py."""
 
-import peer_pytorch
-import step_server
 import torch
 from litgpt.config import Config
 from litgpt.model import GPT
 from litgpt.utils import chunked_cross_entropy
+
+from benchmarks import peer_pytorch, step_server
 
 
 def make_model(shape: dict) -> torch.nn.Module:

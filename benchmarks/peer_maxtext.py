@@ -1,94 +1,81 @@
-"""Steps of a model of MaxText, with its own config, setup and train step; a peer of benchmarks/peers.py."""
+"""Compile the train step of MaxText for a TPU slice, without a TPU; a peer of benchmarks/step_cost.py.
 
+It runs in the environment build/peers/maxtext, with the model, the batch of a device, `topology`, `remat_policy` and
+`out` as a JSON object. It writes OUT.hlo, the text of the compiled step, and OUT.json, its bytes on a device and the
+seconds to compile.
+"""
+
+import json
 import os
-import tempfile
-from collections.abc import Callable
+import sys
+import time
+from pathlib import Path
 
-import numpy as np
-import step_server
+TOPOLOGIES = {'v5e:8x8': 'v5e-64', 'v5e:16x16': 'v5e-256', 'v5p:4x4x4': 'v5p-128'}  # names of MaxText
 
 
-def make_options(shape: dict, directory: str) -> dict:
-    """Return the options of `python -m maxtext.trainers.pre_train.train`; the others are those of its base.yml.
+def make_options(request: dict) -> dict:
+    """Return the options of MaxText; the others are those of its base.yml.
 
     AdamW, its betas, its weight decay, clipping, RMSNorm, rotary positions and SwiGLU are as in base.yml.
     """
-    num_devices = shape['data']
     return dict(
-        base_num_decoder_layers=shape['layers'],
-        base_num_query_heads=shape['heads'],
-        base_num_kv_heads=shape['heads'],
-        base_emb_dim=shape['width'],
-        head_dim=shape['head_width'],
-        base_mlp_dim=shape['ffn_width'],
-        vocab_size=shape['vocabulary'],
-        max_target_length=shape['length'],
-        per_device_batch_size=shape['batch'] / num_devices,
-        ici_data_parallelism=num_devices,
-        dtype=shape['dtype'],
+        base_num_decoder_layers=request['layers'],
+        base_num_query_heads=request['heads'],
+        base_num_kv_heads=request['heads'],
+        base_emb_dim=request['width'],
+        head_dim=request['head_width'],
+        base_mlp_dim=request['ffn_width'],
+        vocab_size=request['vocabulary'],
+        max_target_length=request['length'],
+        per_device_batch_size=request['batch'],
+        ici_data_parallelism=1,
+        ici_fsdp_parallelism=-1,
+        compile_topology=TOPOLOGIES[request['topology']],
+        compile_topology_num_slices=1,
+        dtype=request['dtype'],
         weight_dtype='float32',
-        attention='dot_product',
-        remat_policy='none',
-        scan_layers=False,
+        attention='flash',
+        remat_policy=request['remat_policy'],
+        scan_layers=True,
         enable_dropout=False,
         learning_rate=4e-4,
         learning_rate_final_fraction=1.0,
         warmup_steps_fraction=0.0,
-        hardware='cpu',
+        hardware='tpu',
         dataset_type='synthetic',
         run_name='peer',
-        base_output_directory=directory,
+        base_output_directory='/nowhere',
         jax_cache_dir='',
         skip_jax_distributed_system=True,
         enable_checkpointing=False,
         enable_tensorboard=False,
         log_config=False,
+        compiled_trainstep_file=request['out'],
     )
 
 
-def make_step(shape: dict) -> Callable[[], float]:
-    """Return a function that runs one step, or one forward pass, and returns its loss."""
+def main(request: dict) -> None:
     os.environ['JAX_PLATFORMS'] = 'cpu'
-    # Imported here: MaxText prints while it is imported, and step_server has redirected standard output by now.
-    import jax
-    from flax import nnx
-    from flax.core.spmd import logical_axis_rules
-    from maxtext.trainers.pre_train import train
-    from maxtext.utils import sharding, train_utils
+    from maxtext.trainers.pre_train import train_compile
     from maxtext.utils.globals import MAXTEXT_CONFIGS_DIR
 
-    jax.config.update('jax_num_cpu_devices', shape['data'])
-    with tempfile.TemporaryDirectory() as directory:
-        options = [f'{name}={value}' for name, value in make_options(shape, directory).items()]
-        config, recorder = train.initialize(['', f'{MAXTEXT_CONFIGS_DIR}/base.yml', *options])
-        _, _, shardings, _, mesh, *_, train_state = train_utils.setup_train_loop(config, recorder)
-    graph, state = nnx.split(train_state)
-    params_shardings, shardings = sharding.maybe_update_params_sharding_with_opt(config, shardings)
-    train_step, eval_step = train_utils.jit_train_and_eval_step(
-        config, graph, mesh, state, shardings, train.train_step, train.eval_step, True, params_shardings
-    )
-    batch = jax.device_put(make_batch(shape), sharding.get_input_data_sharding(config, mesh))
+    out, start = Path(request['out']), time.perf_counter()
 
-    def run_step() -> float:
-        nonlocal state
-        with jax.set_mesh(mesh), logical_axis_rules(config.logical_axis_rules):
-            if shape['is_forward']:
-                return float(eval_step(state, batch)['scalar']['evaluation/loss'])
-            state, metrics = train_step(state, batch)
-            return float(metrics['scalar']['learning/loss'])
+    def save_compiled(compiled, _: str) -> None:
+        memory = compiled.memory_analysis()
+        sizes = [
+            getattr(memory, f'{name}_size_in_bytes') for name in ('argument', 'output', 'temp', 'generated_code')
+        ]
+        peak_bytes = sum(sizes) - memory.alias_size_in_bytes
+        out.with_suffix('.hlo').write_text(compiled.as_text())
+        measured = dict(peak_bytes=peak_bytes, seconds=time.perf_counter() - start)
+        out.with_suffix('.json').write_text(json.dumps(measured))
 
-    return run_step
-
-
-def make_batch(shape: dict) -> dict[str, np.ndarray]:
-    """Make a batch as MaxText's data pipelines do, of random tokens, with one document per row."""
-    ids_BT = step_server.make_ids(shape)
-    batch = {'inputs': ids_BT[:, :-1], 'targets': ids_BT[:, 1:]}
-    for name in ('inputs', 'targets'):
-        batch[f'{name}_position'] = np.tile(np.arange(shape['length'], dtype=np.int32), (shape['batch'], 1))
-        batch[f'{name}_segmentation'] = np.ones((shape['batch'], shape['length']), np.int32)
-    return batch
+    train_compile.save_compiled = save_compiled
+    options = [f'{name}={value}' for name, value in make_options(request).items()]
+    train_compile.main(['', f'{MAXTEXT_CONFIGS_DIR}/base.yml', *options])
 
 
 if __name__ == '__main__':
-    step_server.serve(make_step)
+    main(json.loads(sys.argv[1]))

@@ -2,9 +2,10 @@
 
 from collections.abc import Callable
 
-import step_server
 import torch
 from torch.nn import functional
+
+from benchmarks import step_server
 
 DTYPES = {'float32': torch.float32, 'bfloat16': torch.bfloat16}
 
@@ -66,7 +67,7 @@ def make_step(
     shape: dict,
     compile_function: Callable[[Callable], Callable] | None = None,
 ) -> Callable[[], float]:
-    """Return a function that runs one step, or one forward pass, and returns its loss.
+    """Return a function that runs one step and returns its loss.
 
     Args:
         make_model: Receives the shape, and returns a model of token ids.
@@ -90,9 +91,6 @@ def make_step(
         compute_loss = compile_function(compute_loss)
 
     def run_step() -> float:
-        if shape['is_forward']:
-            with torch.no_grad():
-                return compute_loss(ids_BT).item()
         optimizer.zero_grad()
         total = 0.0
         for part in micro_batches:

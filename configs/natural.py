@@ -7,7 +7,7 @@ The sizes 10m, 25m and paper (60M) have 10, 27 and 59 million parameters without
 and the FFN is twice the model width, as in the paper. A run has 4,000 steps of 65,536 tokens: a fifth of the paper's
 steps and a sixteenth of its batch. Learning rate, warm-up and weight decay are those of the paper. The vocabulary
 fits a corpus of some hundred million tokens (benchmarks/large_corpus.py). The rows `bos`, `fixed_1` and `kv` add what
-promotes or takes the sink. docs/results/gpu.md has the results.
+promotes or takes the sink.
 """
 
 from sinklab.configs import columns, packing, sizes

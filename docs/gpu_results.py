@@ -12,14 +12,13 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from benchmarks import gpu_kernels, gpu_speed, gpu_training
+from benchmarks import gpu_kernels, gpu_speed
 from docs.page_parts import write_part
 from docs.reference import format_table
 
 RESULTS_DIR = Path(__file__).parent / 'results'
 PAGE = RESULTS_DIR / 'gpu.md'
 MAX_ERROR = 0.02  # as in the verification at the start of a run
-STEPS = 500, 1000, 2000, 3000, 4000
 
 
 def read_results(name: str) -> dict:
@@ -30,7 +29,7 @@ def read_results(name: str) -> dict:
 def format_sessions() -> str:
     """Return a table of machines, versions and commands, with the time of their cells."""
     lines = []
-    for results in map(read_results, ('kernels', 'training', 'speed')):
+    for results in map(read_results, ('kernels', 'speed')):
         for number, session in enumerate(results['sessions']):
             cells = [cell for cell in results['cells'].values() if cell['session'] == number]
             code = session['code']
@@ -47,7 +46,7 @@ def format_sessions() -> str:
 
 def format_kernels() -> str:
     """Return the largest errors of each backend, the cells above MAX_ERROR, and the errors of special cells."""
-    cells, planned = read_results('kernels')['cells'], gpu_kernels.make_cells('kernels', is_tiny=False)
+    cells, planned = read_results('kernels')['cells'], gpu_kernels.make_cells(is_tiny=False)
     lines, problems = [], []
     for backend in gpu_kernels.BACKENDS:
         names = [name for name, cell in planned.items() if cell['backend'] == backend]
@@ -74,7 +73,7 @@ def format_kernels() -> str:
 def format_attention() -> str:
     """Return TFLOP/s of attention, a line for each shape and direction."""
     cells, lines, total = read_results('speed')['cells'], [], 0
-    for name, cell in gpu_speed.make_cells('speed', is_tiny=False).items():
+    for name, cell in gpu_speed.make_cells(is_tiny=False).items():
         for direction in gpu_speed.DIRECTIONS if 'width' in cell else ():
             total += 1
             if speeds := cells.get(name, {}).get(direction):
@@ -88,7 +87,7 @@ def format_attention() -> str:
 def format_steps() -> str:
     """Return milliseconds, MFU and planned memory of training steps, a line for each model and variant."""
     cells, lines, total = read_results('speed')['cells'], [], 0
-    for name, cell in gpu_speed.make_cells('speed', is_tiny=False).items():
+    for name, cell in gpu_speed.make_cells(is_tiny=False).items():
         for variant in (*gpu_speed.STEP_VARIANTS, gpu_speed.PLAIN_JAX) if 'model' in cell else ():
             total += 1
             if not (step := cells.get(name, {}).get('steps', {}).get(variant)):
@@ -100,21 +99,6 @@ def format_steps() -> str:
             lines.append([cell['model'], variant, *layout, milliseconds, mfu, memory])
     headings = ['model', 'step', 'attention', 'remat', 'batch', 'ms', 'MFU, %', 'planned GB']
     return format_measured(headings, lines, total)
-
-
-def format_training(part: str) -> str:
-    """Return Sink_1 over training and the last loss, a line for each run."""
-    cells, planned, lines = read_results('training')['cells'], gpu_training.make_cells(part, is_tiny=False), []
-    for name, run in planned.items():
-        metrics = cells.get(name, {}).get('metrics', {})
-        if not metrics.get('sink/1'):
-            continue
-        sinks, losses = dict(metrics['sink/1']), metrics.get('valid/loss')
-        figures = [f'{sinks[step]:.1f}' if step in sinks else '' for step in STEPS]
-        last_loss = format_number(losses and [losses[-1][1]], '.3f', max)
-        lines.append([*(run[key] for key in ('size', 'row', 'batch_size', 'seed')), max(sinks), *figures, last_loss])
-    headings = ['size', 'row', 'batch', 'seed', 'steps', *(f'Sink_1 at {step:,}' for step in STEPS), 'valid loss']
-    return format_measured(headings, lines, len(planned))
 
 
 def format_measured(headings: list[str], lines: list[list], total: int) -> str:
@@ -132,8 +116,6 @@ def make_parts() -> dict[str, str]:
     return {
         'sessions': format_sessions(),
         'kernels': format_kernels(),
-        'natural': format_training('natural'),
-        'sizes': format_training('sizes'),
         'attention': format_attention(),
         'steps': format_steps(),
     }

@@ -78,7 +78,7 @@ def test_find_collectives_includes_megascale_transfers():
         '  %send.2 = (f32[8,128]{1,0}, u32[], token[]) send(%p, %t), is_host_transfer=true\n}\n'
     )
     (collective,) = HloProgram(text).find_collectives()
-    assert (collective.kind, collective.types) == ('all-reduce', ('f32[8,128]',))
+    assert collective.kind == 'all-reduce'
     assert collective.replica_groups == ((0, 64),)
     assert collective.is_async
     assert collective.sent_bytes == 4 * 8 * 128
@@ -112,19 +112,19 @@ def test_parse_replica_groups_rejects_unknown_notation():
 
 
 @pytest.mark.parametrize(
-    ('type_text', 'opcode', 'types', 'num_bytes'),
+    ('type_text', 'opcode', 'num_bytes'),
     [
-        ('((bf16[4], f32[2]), (bf16[8], f32[4]))', 'all-gather', ('bf16[8]', 'f32[4]'), 32),
-        ('(f32[4], f32[2])', 'all-reduce', ('f32[4]', 'f32[2]'), 24),
-        ('(f32[4], f32[4], u32[], u32[])', 'collective-permute', ('f32[4]',), 16),
+        ('((bf16[4], f32[2]), (bf16[8], f32[4]))', 'all-gather', 32),
+        ('(f32[4], f32[2])', 'all-reduce', 24),
+        ('(f32[4], f32[4], u32[], u32[])', 'collective-permute', 16),
     ],
 )
-def test_find_collectives_counts_results_of_start_operation(type_text, opcode, types, num_bytes):
+def test_find_collectives_counts_results_of_start_operation(type_text, opcode, num_bytes):
     (collective,) = HloProgram(
         f'HloModule m, num_partitions=2\n\nENTRY %main (p: f32[4]) -> f32[4] {{\n'
         f'  %start.1 = {type_text} {opcode}-start(%p), replica_groups={{}}\n}}\n'
     ).find_collectives()
-    assert (collective.kind, collective.types, collective.num_bytes) == (opcode, types, num_bytes)
+    assert (collective.kind, collective.num_bytes) == (opcode, num_bytes)
     assert (collective.replica_groups, collective.is_async) == (((0, 1),), True)
 
 
@@ -137,17 +137,6 @@ def test_find_collectives_marks_async_start_as_async():
     )
     (collective,) = HloProgram(text).find_collectives()
     assert (collective.kind, collective.num_bytes, collective.is_async) == ('reduce-scatter', 16, True)
-
-
-def test_list_array_shapes_excludes_parameters_and_loops():
-    text = """
-ENTRY %main.1 (p: f32[9]) -> f32[] {
-  %p = f32[9]{0} parameter(0)
-  %fusion.1 = (bf16[22,8,64]{2,1,0:T(8,128)}, f32[]) fusion(%p), calls=%fused.1
-  %while.1 = (s32[], f32[7]{0}) while(%t), condition=%c, body=%b
-}
-"""
-    assert HloProgram(text).list_array_shapes() == {(22, 8, 64), ()}
 
 
 def test_find_collectives_reads_compiled_scan():

@@ -1,10 +1,5 @@
 """Tests of TPU kernels with the TPU compiler of libtpu, without a TPU."""
 
-import json
-import subprocess
-import sys
-from pathlib import Path
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -124,23 +119,6 @@ def test_training_step_compiles_for_mesh_of_chips():
         program_text = train_step.lower(state.make_abstract_state(spec, mesh), batch, request).compile().as_text()
     assert 'sinklab_softmax_forward' in program_text
     assert 'sinklab_softmax_backward' in program_text
-
-
-COST_SCRIPT = Path(__file__).parents[1] / 'benchmarks' / 'tpu_cost.py'
-FIGURES = json.loads(COST_SCRIPT.with_suffix('.json').read_text())
-KERNELS = [
-    f'{kind} {direction}' for kind in ('softmax', 'sigmoid', 'splash') for direction in ('forward', 'backward')
-]
-
-
-@pytest.mark.exhaustive  # one of them is in test_benchmarks
-@pytest.mark.skipif(
-    topology.find_libtpu_version() != FIGURES['versions']['libtpu'], reason='the figures are of another libtpu'
-)
-def test_kernels_cost_matches_committed_figures_and_limits():
-    command = [sys.executable, COST_SCRIPT, '--check', '--chips=v6e', f'--kernels={",".join(KERNELS)}']
-    result = subprocess.run(command, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
 
 
 def test_unknown_topology_is_rejected():
