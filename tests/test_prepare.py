@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from stores import END_TOKEN, decode_documents, make_store, make_texts, read_document_ids, write_chat, write_source
+from stores import END_TOKEN, decode_documents, make_store, make_texts, write_chat, write_source
 
 from sinklab.cli.main import main
 from sinklab.data.held_out_split import compute_key_threshold, hash_document_name
@@ -123,21 +123,6 @@ def test_folder_with_other_content_is_refused(tmp_path):
     (tmp_path / 'store' / 'recipe.json').write_text('{')
     with pytest.raises(UserError, match=r'recipe\.json'):
         make_store(tmp_path / 'store', source)
-
-
-def test_damaged_documents_are_refused_or_counted_with_lenient(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr('sinklab.data.prepare.MAX_DAMAGED_SHOWN', 1)
-    lines = [json.dumps({'text': text}).encode() for text in make_texts(9)]
-    lines += [b'{"text": "caf\xe9"}', b'{"body": "x"}', b'{"text": " "}']
-    (tmp_path / 'a.jsonl').write_bytes(b'\n'.join(lines))
-    with pytest.raises(UserError, match=r'a\.jsonl, line 10 .*--lenient'):
-        make_store(tmp_path / 'store', f'text:{tmp_path}/a.jsonl')
-    store = make_store(tmp_path / 'store', f'text:{tmp_path}/a.jsonl', lenient=True)
-    assert store.meta['dropped'] == {'damaged': 2, 'empty': 1}
-    first_message, second_message = capsys.readouterr().err.splitlines()
-    assert f'{tmp_path}/a.jsonl, line 10' in first_message
-    assert '1 more' in second_message
-    assert len(read_document_ids(store, 'train') + read_document_ids(store, 'held_out')) == 9
 
 
 @pytest.mark.slow
