@@ -125,22 +125,18 @@ def test_run_metrics_include_step_of_sink_emergence(rates, step):
 def test_merge_emergence_spans_and_counts_runs_with_sink(spans, expected, cell, is_learned):
     merged = merge_emergence(spans)
     assert (merged, merged.format_cell(), merged.is_learned) == (expected, cell, is_learned)
-    assert ('emerging' in merged.format_sentence('emerging')) == is_learned
+    assert ('emerges' in merged.format_sentence()) == is_learned
 
 
 def test_emergence_of_row_spans_its_seeds_and_agrees_with_that_of_run():
     run_records = make_records(0, 10, 40, 40)
     rows, spans = make_rows_and_spans(make_recorded_row('softmax', run_records))
     assert spans == {'softmax': EmergenceSpan(100, 200, 1, 1)}
-    assert summary_table.summarize_sink(run_records) == (40.0, spans['softmax'].format_sentence())
-    assert summary_table.summarize_sink_of_rows(rows, spans) == {'softmax': summary_table.summarize_sink(run_records)}
-    assert summary_table.summarize_sink([{'step': 0}])[0] is None
+    assert summary_table.describe_emergence(run_records) == spans['softmax'].format_sentence()
     softmax = make_recorded_row('softmax', run_records, make_records(0, 0, 0, 40), make_records(0, 0, 0, 0.5))
     results = softmax, make_recorded_row('sigmoid', make_records(0, 0)), make_recorded_row('silent', [{'step': 1}])
     rows, spans = make_rows_and_spans(*results)
     assert spans['softmax'] == EmergenceSpan(100, 300, 2, 3)
-    rate, _ = summary_table.summarize_sink_of_rows(rows, spans)['softmax']
-    assert round(rate, 3) == 26.833
     headings, lines = sweep.build_summary_table(rows, spans)
     column = headings.index('emerges (step)')
     assert [line[column] for line in lines] == ['100-300 (2 of 3)', 'none', '']
@@ -169,14 +165,6 @@ def test_metric_table_of_run_has_unit_published_value_and_meaning():
 def test_source_of_shown_values_and_failures_is_named(published, pattern):
     headings, _ = summary_table.make_metric_table(make_records(0, 40), published or {})
     assert re.search(pattern, summary_table.describe_published(dict(published=published, source='Table 4'), headings))
-
-
-def test_observations_have_measured_values_and_page():
-    results = {'a': (48.5, 'emerges by step 5'), 'b': (None, 'diverged 1/1')}
-    text = summary_table.format_observations(results, 'runs/report.html')
-    assert re.findall(r'[\d.]+ %|report.html', text) == ['48.5 %', 'report.html']
-    assert re.search(r'unknown\b.*\bb\b.*diverged 1/1', text)
-    assert summary_table.format_observations({str(row): (1.0, '') for row in range(7)}, 'page') == 'page: page'
 
 
 @pytest.mark.parametrize(

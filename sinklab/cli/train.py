@@ -348,6 +348,6 @@ def print_results(run_dir: RunDir, row: dict, records: list[dict]) -> None:
     terminal.print_table(console, headings, rows, left_columns=['what it is'], wrap_columns=['what it is'])
     if published := summary_table.describe_published(row, headings):
         console.print(published, soft_wrap=not console.is_terminal)
-    summary = summary_table.format_observations({name: summary_table.summarize_sink(records)})
-    console.print(f'{summary}; run: {run_dir}', soft_wrap=not console.is_terminal)
+    emergence = summary_table.describe_emergence(records)
+    console.print(f'Sink_1 {emergence}; run: {run_dir}', soft_wrap=not console.is_terminal)
     print(f'For a report with plots: {shlex.join(["sinklab", "report", str(run_dir)])}')

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import re
 from collections.abc import Mapping
 
 import numpy as np
@@ -279,41 +278,3 @@ def format_cell(stats: dict | None, published: object = None) -> str:
     spread_text = f' ± {stats["sd"]:.2f}' if stats and stats['sd'] is not None else ''
     own_text = f'{format_fixed(stats["mean"], 2)}{spread_text}' if stats else ''
     return f'{own_text or "-"} ({format_number(published)})' if published is not None else own_text
-
-
-# LaTeX has defined these commands for all font encodings since 2020.
-LATEX_COMMANDS = {char: f'\\{char}' for char in '&%$#_{}'}
-LATEX_COMMANDS |= {
-    '\\': r'\textbackslash{}',
-    '~': r'\textasciitilde{}',
-    '^': r'\textasciicircum{}',
-    '<': r'\textless{}',
-    '>': r'\textgreater{}',
-    '|': r'\textbar{}',
-    '±': r'$\pm$',
-}
-
-
-def format_latex_table(headings: list[str], rows: list[list[str]]) -> str:
-    """Format the headings and cells of `format_table_cells` as a LaTeX tabular, for the package booktabs."""
-    lines = [' & '.join(map(escape_latex, cells)) + r' \\' for cells in [headings, *rows]]
-    return '\n'.join(
-        [
-            '% mean and sample standard deviation over n seeds (published, at the size of its source)',
-            rf'\begin{{tabular}}{{l{"r" * (len(headings) - 2)}l}}',
-            r'\toprule',
-            lines[0],
-            r'\midrule',
-            *lines[1:],
-            r'\bottomrule',
-            r'\end{tabular}',
-            '',
-        ]
-    )
-
-
-def escape_latex(text: str) -> str:
-    """Escape text for LaTeX, also for the first cell of a table row."""
-    escaped = ''.join(LATEX_COMMANDS.get(char, char) for char in text)
-    escaped = re.sub('(?<=-)-', '{}-', escaped)  # no ligature
-    return f'{{}}{escaped}' if escaped[:1] in ('[', '*') else escaped  # else an argument of the row before
