@@ -74,14 +74,6 @@ def test_verdict_uses_interval_and_minimum_difference(values, expected_if_more, 
     assert verdicts == [expected_if_more, expected_if_less, expected_if_equal]
 
 
-def test_verdict_is_symmetric_under_sign_change():
-    rng = np.random.default_rng(1)
-    for _ in range(200):
-        values = rng.normal(rng.uniform(-20, 20), rng.uniform(1, 20), 5)
-        assert compute_verdict(values, '<') == compute_verdict(-values, '>')
-        assert compute_verdict(values, '=') == compute_verdict(-values, '=')
-
-
 def make_runs(first_values, second_values, diverged_seeds=()):
     """Return {row: {seed: measurements}} of two rows; seeds in `diverged_seeds` diverged in the first row."""
 
@@ -321,14 +313,3 @@ def test_claims_plot_draws_every_interval(monkeypatch, tmp_path):
     np.testing.assert_allclose(drawn_intervals, [entry['interval'] for entry in shown_entries])
     assert list(zero_line) == [0, 0]
     assert (tmp_path / 'claims.png').read_bytes()[:4] == b'\x89PNG'
-
-
-@pytest.mark.parametrize(
-    ('verdicts', 'expected'),
-    [
-        (['holds'], '1 claim: 1 holds.'),
-        (['unsettled', 'holds', 'not run', 'holds'], '4 claims: 2 hold, 1 unsettled, 1 not run.'),
-    ],
-)
-def test_counts_of_verdicts_agree_in_number(verdicts, expected):
-    assert claims.format_counts([dict(verdict=verdict) for verdict in verdicts]) == expected

@@ -143,13 +143,6 @@ def test_prepare_prints_command_and_windows_of_largest_size_that_fits(tmp_path, 
         assert report['batches'] == num_windows // report['batch_size']
 
 
-@pytest.mark.slow
-def test_prepare_prints_no_training_command_for_too_few_windows(tmp_path, capsys):
-    source = write_source(tmp_path / 'a.jsonl', make_texts(2, max_words=30))
-    assert main(['prepare', f'--source={source}', f'--out={tmp_path}/store', '--held_out=0.5']) == 0
-    assert 'sinklab train' not in capsys.readouterr().out
-
-
 @pytest.mark.parametrize(
     ('arguments', 'option'),
     [

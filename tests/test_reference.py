@@ -18,7 +18,6 @@ from sinklab.config import spec
 from sinklab.configs import claims as claims_file
 from sinklab.configs import default, scale
 from sinklab.configs.table import get_field, list_fields
-from sinklab.exit_status import EXIT_CODES
 from sinklab.metrics.registry import METRIC_INFOS, OFFLINE_METRIC_INFOS
 from sinklab.report.claims import FAILS_METRIC
 from sinklab.report.sweep_table import EMERGENCE_METRIC
@@ -94,16 +93,6 @@ def test_rows_page_lists_every_row_with_changes_and_published_numbers(path):
             assert metric in line
             assert metric == 'fails' or (f'{value:.2f}' if isinstance(value, float) else str(value)) in line
         assert reference.escape_markdown_text(row['source'])[1:] in line
-
-
-def test_exit_codes_page_lists_every_code_and_kind():
-    assert reference.EXIT_MEANINGS.keys() == EXIT_CODES.keys()
-    for kind, code in EXIT_CODES.items():
-        assert any(f'`{kind}`' in line for line in find_lines(PAGES['exit_codes.md'], code)), kind
-
-
-def test_run_files_page_lists_files():
-    assert {'config.json', 'metrics.jsonl', 'checkpoints/'} <= reference.list_run_files().keys()
 
 
 TABLES_PAGE = (ROOT / 'docs' / 'paper' / 'tables.md').read_text(encoding='utf-8')

@@ -7,7 +7,6 @@ import pytest
 
 from sinklab.cli import sweep
 from sinklab.metrics.emergence import EmergenceSpan, merge_emergence
-from sinklab.metrics.metric import format_fixed
 from sinklab.report import summary_table, sweep_table
 from sinklab.report.statistics import compute_mean_interval
 from sinklab.report.sweep_table import RowResult
@@ -40,17 +39,6 @@ def make_recorded_row(row, *records_by_seed, published=None):
 
 def make_rows_and_spans(*row_results):
     return sweep_table.make_sweep_table(row_results), sweep_table.compute_spans(row_results)
-
-
-@pytest.mark.parametrize(
-    ('value', 'digits', 'sign', 'text'),
-    [
-        *[(-0.001, 2, '', '0.00'), (-0.001, 2, '+', '0.00'), (0.0, 1, '+', '0.0'), (-0.006, 2, '+', '-0.01')],
-        *[(0.25, 1, '+', '+0.2'), (100.0, 0, '', '100'), (float('nan'), 2, '', 'nan')],
-    ],
-)
-def test_format_fixed_omits_sign_of_rounded_zero(value, digits, sign, text):
-    assert format_fixed(value, digits, sign) == text
 
 
 @pytest.mark.parametrize(
@@ -179,12 +167,6 @@ def test_sweep_legend_covers_each_column(published, is_shown):
     assert [name for name in names if f'{name}: ' not in legend] == ['row', 'Sink_1 - softmax', 'end']
     assert any('(' in cell for cell in lines[0]) == ('in parentheses' in legend) == is_shown
     assert '±' not in legend
-
-
-def test_report_legend_covers_each_column():
-    legend = summary_table.format_legend(summary_table.RUN_HEADINGS)
-    names = [heading.partition(' (')[0] for heading in summary_table.RUN_HEADINGS]
-    assert [name for name in names if f'{name}: ' not in legend] == ['run', 'end']
 
 
 def test_quickstart_table_fits_80_columns(monkeypatch, capsys):

@@ -222,12 +222,13 @@ def build_summary_table(rows: list[dict], spans: dict) -> tuple[list[str], list[
 
 def format_legend(headings: list[str], rows: list[dict]) -> str:
     """Format the legend of the summary table: the meaning of its columns and cells."""
-    from sinklab.report import summary_table, sweep_table
+    from sinklab.report import summary_table
 
     parts = [summary_table.format_legend(headings)]
     if any(list(row['seeds'].values()).count('done') > 1 for row in rows):
         parts.append('±: standard deviation over runs')
-    if sweep_table.has_published_cells(rows):
+    shown = {name for row in rows for name in row['ours']}
+    if any(row['published'].get(name) is not None for row in rows for name in shown):
         parts.append('in parentheses: published value of another model')
     return f'{"; ".join(parts)}.'
 

@@ -264,15 +264,6 @@ def list_shown_metrics(rows: list[dict]) -> list[str]:
     return [*COMPARED_METRICS, *others, EMERGENCE_METRIC, LOSS_METRIC]
 
 
-def has_published_cells(rows: list[dict]) -> bool:
-    """Return whether a cell of `format_table_cells` has a published value.
-
-    A published step of emergence does not count, because it is not shown next to an interval of steps.
-    """
-    shown = [name for name in list_shown_metrics(rows) if name != EMERGENCE_METRIC]
-    return any(row['published'].get(name) is not None for row in rows for name in shown)
-
-
 def format_cell(stats: dict | None, published: object = None) -> str:
     """Format a cell as `mean ± standard deviation (published value)`."""
     spread_text = f' ± {stats["sd"]:.2f}' if stats and stats['sd'] is not None else ''
