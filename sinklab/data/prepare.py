@@ -139,13 +139,11 @@ def read_plan(folder: Path, recipe: Recipe, source: Source) -> dict[str, Any] | 
             raise UserError(f'{folder} contains files but no token store ({unexpected[0]}); give a new folder')
         return None
     plan, request = read_json(file, remedy=remedy), build_request(recipe, source)
-    changes = [f'{name} {plan.get(name)} -> {value}' for name, value in request.items() if plan.get(name) != value]
-    if changes and plan.get('identity') != request['identity']:
-        changes = changes[:-1] or ['the files of the source have changed since']
-    if not changes and hash_file(folder / TOKENIZER_FILE) != plan['tokenizer_sha256']:
-        changes = ['tokenizer.json has changed since']
+    request['tokenizer_sha256'] = hash_file(folder / TOKENIZER_FILE)
+    changes = [name for name, value in request.items() if plan.get(name) != value]
     if changes:
-        raise UserError(f'{folder} was started from other inputs ({"; ".join(changes)}); {remedy}')
+        changes = ['files of the source' if name == 'identity' else name for name in changes]
+        raise UserError(f'{folder} was started from other inputs ({", ".join(changes)} changed); {remedy}')
     return plan
 
 

@@ -122,10 +122,6 @@ def describe_published(row: Mapping, headings: Sequence[str]) -> str:
     return f'published: {source}' if source and 'published' in headings else ''
 
 
-def format_steps_and_seconds(record: dict) -> str:
-    return f'{record["step"]} steps in {record["seconds"]:.0f} s'
-
-
 def describe_emergence(records: list[dict]) -> str:
     """Describe when the sink of a run emerges, in a few words."""
     steps_and_rates = [

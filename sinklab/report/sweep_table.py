@@ -182,14 +182,10 @@ def find_column_info(name: str) -> MetricInfo | None:
     return {LOSS_METRIC: VALID_LOSS, EMERGENCE_METRIC: EMERGENCE_INFO}.get(name) or find_metric_info(name)
 
 
-def get_label(name: str) -> str:
-    metric_info = find_column_info(name)
-    return metric_info.label if metric_info else name
-
-
 def get_short_label(name: str) -> str:
     """Return the short label of a metric, for lists of metrics and for comparisons of claims."""
-    return 'loss' if name == LOSS_METRIC else get_label(name)
+    metric_info = find_column_info(name)
+    return 'loss' if name == LOSS_METRIC else metric_info.label if metric_info else name
 
 
 def get_heading(name: str) -> str:
