@@ -67,16 +67,6 @@ def test_jobs_install_all_packages_except_uv_and_own_wheel_by_hashes(case, recor
     assert {line.split()[-1] for line in installs if line not in hashed_installs} <= {'uv', code_bundle.WHEEL_PATTERN}
 
 
-def test_install_script_ignores_wheel_of_earlier_version(recorders, tmp_path):
-    (tmp_path / 'install.sh').write_text(code_bundle.INSTALL_SCRIPT)
-    wheels = [f'sinklab-{version}-py3-none-any.whl' for version in (__version__, '0.0.1')]
-    for name in ('pins.txt', *wheels):
-        (tmp_path / name).touch()
-    subprocess.run(['bash', 'install.sh'], check=True, env=recorders.environment)
-    wheel_arguments = [word for call in recorders.pop_calls() for word in call if word.endswith('.whl')]
-    assert wheel_arguments == wheels[:1]
-
-
 @pytest.mark.skipif(not SYSTEMD, reason='there is no systemd here')
 def test_unit_file_passes_systemd_verify(recorders, capsys, tmp_path):
     unit = tmp_path / 'sinklab.service'

@@ -151,16 +151,6 @@ def test_emergence_is_first_probe_that_stays_above_half_of_final_rate(tmp_path, 
     assert [(mark['x'], mark['y']) for mark in marks] == expected, 'a sink at step 0 is not learned'
 
 
-def test_first_head_is_first_that_stays_above_threshold(tmp_path):
-    (run,) = read_runs([write_run(tmp_path / 'a', 'softmax', steps=(0, 10, 20, 30))])
-    alpha_NLH = np.zeros_like(run.probe_values['alpha'])
-    alpha_NLH[[0, 1], 0, 0] = 0.9
-    alpha_NLH[3, 0, 1] = 0.9
-    alpha_NLH[2:, 1, 1] = 0.4
-    run.probe_values['alpha'] = alpha_NLH
-    assert run.find_first_head() == (2, 2)
-
-
 def test_emergence_is_interval_in_both_tables(tmp_path):
     for seed, steps in ((0, (0, 10, 20)), (1, (0, 15, 20))):
         write_run(tmp_path / str(seed), 'softmax', steps, seed, optimizer__weight_decay=0.1)

@@ -59,21 +59,6 @@ def compute_student_interval(number_N):
     return np.mean(number_N) - half_width, np.mean(number_N) + half_width
 
 
-@pytest.mark.parametrize('n', [5, 8])
-@pytest.mark.slow
-def test_mean_interval_width_is_close_to_student_width(n):
-    """A plain cubic correction reaches 2.4 times that width on skewed samples."""
-    rng = np.random.default_rng(0)
-    for samples in (rng.beta(0.7, 2, (REPEATS, n)), -(10.0 ** rng.normal(0, 2, (REPEATS, n)))):
-        widths, student_widths = (
-            [np.subtract(*compute_interval(number_N)) for number_N in samples]
-            for compute_interval in (compute_mean_interval, compute_student_interval)
-        )
-        ratios = np.divide(widths, student_widths)
-        assert ratios.min() > 0.9
-        assert ratios.max() < 1.6
-
-
 def test_mean_interval_of_symmetric_samples_equals_student_interval():
     number_N = [-3.0, -1.0, 0.5, 2.0, 4.0]
     np.testing.assert_allclose(compute_mean_interval(number_N), compute_student_interval(number_N), rtol=1e-12)

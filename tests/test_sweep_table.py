@@ -153,28 +153,3 @@ def test_metric_table_of_run_has_unit_published_value_and_meaning():
 def test_source_of_shown_values_and_failures_is_named(published, pattern):
     headings, _ = summary_table.make_metric_table(make_records(0, 40), published or {})
     assert re.search(pattern, summary_table.describe_published(dict(published=published, source='Table 4'), headings))
-
-
-@pytest.mark.parametrize(
-    ('published', 'is_shown'), [({'sink/1': 18.18}, True), ({'sink/2': 1.0, 'fails': True}, False)]
-)
-def test_sweep_legend_covers_each_column(published, is_shown):
-    softmax = make_recorded_row('softmax', make_records(0, 40, **{'mass/row': 1.0}), published=published)
-    rows, spans = make_rows_and_spans(softmax, make_recorded_row('other', make_records(0, 0)))
-    headings, lines = sweep.build_summary_table(rows, spans)
-    legend = sweep.format_legend(headings, rows)
-    names = [heading.partition(' (')[0] for heading in headings]
-    assert [name for name in names if f'{name}: ' not in legend] == ['row', 'Sink_1 - softmax', 'end']
-    assert any('(' in cell for cell in lines[0]) == ('in parentheses' in legend) == is_shown
-    assert '±' not in legend
-
-
-def test_quickstart_table_fits_80_columns(monkeypatch, capsys):
-    monkeypatch.setenv('COLUMNS', '80')
-    published = {'sink/1': 18.18, 'valid/loss': 3.73}
-    softmax = make_recorded_row('softmax', make_records(0, 10, 48.5, **{'mass/row': 0.3}), published=published)
-    sigmoid = make_recorded_row('sigmoid_apple', make_records(0, 0, 0, **{'mass/row': 0.3}))
-    sweep.print_table_with_note(*sweep.build_summary_table(*make_rows_and_spans(softmax, sigmoid)))
-    lines = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines)) <= 80
-    assert [line.split()[0] for line in lines[-2:]] == ['softmax', 'sigmoid_apple'], 'each row in one line'
