@@ -55,20 +55,23 @@ set -u
 poll_seconds=${{POLL_SECONDS:-60}}
 restarts_left={restarts}
 
+is_missing() {{
+  [[ $({describe} 2>&1) == *NOT_FOUND* ]]
+}}
+
 delete_resource() {{
-  until {delete}; do
+  until {delete} || is_missing; do
     echo 'the queued resource is not deleted, and its TPUs cost money; trying again'
     sleep "$poll_seconds"
   done
 }}
 
 while true; do
-  state=$({describe} 2>&1)
+  if ! state=$({describe}) && is_missing; then
+    echo 'the queued resource does not exist; create it with the verb resume'
+    exit 1
+  fi
   case $state in
-    *NOT_FOUND*)
-      echo 'the queued resource does not exist; create it with the verb resume'
-      exit 1
-      ;;
     ACTIVE)
       unit_status=$({query_unit})
       if [[ $unit_status =~ StartTimestampMonotonic=[1-9] && $unit_status =~ ActiveState=(inactive|failed) ]]; then
