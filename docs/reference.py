@@ -19,13 +19,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from docs import measured_rows
-from sinklab import run_dir
 from sinklab.cli import config_flags, main
 from sinklab.config.spec import CHANGEABLE_FIELDS, NORMALIZERS_BY_SIMILARITY, Spec
 from sinklab.configs import default, extensions
 from sinklab.configs.sizes import REFERENCE_FIELDS, SIZES
 from sinklab.configs.sources import NOT_MEASURED
-from sinklab.exit_status import EXIT_CODES
 from sinklab.metrics.metric import Metric, MetricInfo
 from sinklab.metrics.registry import METRICS, OFFLINE_METRICS
 
@@ -49,8 +47,6 @@ def build_pages() -> dict[str, str]:
         'config.md': build_config_page,
         'metrics.md': build_metrics_page,
         'rows.md': build_rows_page,
-        'exit_codes.md': build_exit_codes_page,
-        'run_files.md': build_run_files_page,
     }
     return {name: make_page() + GENERATED for name, make_page in page_makers.items()}
 
@@ -388,70 +384,6 @@ def format_published(numbers: Mapping[str, Any]) -> str:
         'fails' if name == 'fails' else f'{format_code(name)} {f"{value:.2f}" if isinstance(value, float) else value}'
         for name, value in numbers.items()
     )
-
-
-# exit_codes.md
-
-# {kind in outcome.json: (meaning, what to do)}
-EXIT_MEANINGS = {
-    'done': ('The command has done what was asked.', 'Nothing.'),
-    'refused': (
-        'A wrong option, config, file or folder, or missing permissions; one line on stderr says what. `rows`, '
-        '`prepare` and `sweep` also exit with this code when a row, a check or a run has failed.',
-        'Change the command.',
-    ),
-    'crashed': ('An error in the code, with a traceback.', 'Report the traceback.'),
-    'diverged': (
-        'The loss, its gradient or a metric is no longer finite.',
-        'Lower the learning rate, or continue from the last good checkpoint, which the message names.',
-    ),
-    'lost': ('The storage or the runtime of jax failed, or processes disagree.', 'Start the same command again.'),
-    'stopped': (
-        'SIGTERM or SIGHUP (`130` after Ctrl-C). `train` saves a checkpoint first.',
-        'Start the same command again to continue.',
-    ),
-}
-
-
-def build_exit_codes_page() -> str:
-    """Return the page of exit codes."""
-    lines = ([format_code(code), format_code(kind), *EXIT_MEANINGS[kind]] for kind, code in EXIT_CODES.items())
-    return (
-        '# Exit codes\n\n'
-        + format_table(['exit code', 'kind in outcome.json', 'meaning', 'what to do'], lines)
-        + 'Any other code means that a signal or jax has ended the process: `134` (jax has lost another process), '
-        '`137` (killed, for example for lack of memory), `142` (no step ended for `--step_timeout` seconds). Start '
-        'the same command again: it continues from the newest whole checkpoint.\n'
-    )
-
-
-# run_files.md
-
-# Written by a command that works on several runs.
-SWEEP_FILES = {
-    'sweep.json': 'by `sinklab sweep`: its rows, and the outcome of each seed',
-    'claims.json': 'by `sinklab claims`: configs of rows, and the numbers of each run at its start and its end',
-    'verdicts.json': 'by `sinklab claims`: the verdict on each claim, with its difference and interval',
-    'report.html': 'by `sinklab report`: one page that needs no network',
-}
-
-
-def build_run_files_page() -> str:
-    """Return the page of files, which the docstring of sinklab/run_dir.py lists."""
-    return (
-        '# Files of a run\n\n'
-        + format_table(['file', 'content'], ([format_code(name), text] for name, text in list_run_files().items()))
-        + 'JSON files are written whole: a reader sees the old file or the new one. In a bucket, `metrics.jsonl` is '
-        'uploaded at saves, once a minute and at the end. `sinklab/run_files.py` has the fields that are read again.'
-        '\n\nThe folder of a sweep has a run folder `ROW-SEED` for each run (`TABLE.ROW-SEED` with claims), and '
-        'these files:\n\n'
-        + format_table(['file', 'written'], ([format_code(name), text] for name, text in SWEEP_FILES.items()))
-    )
-
-
-def list_run_files() -> dict[str, str]:
-    """Return {file: content} as the docstring of sinklab/run_dir.py lists them."""
-    return dict(re.findall(r'^([\w.]+/?) +(.+)$', run_dir.__doc__.partition('\n\n')[2], re.MULTILINE))
 
 
 if __name__ == '__main__':

@@ -21,7 +21,7 @@ class Job:
     environment: Mapping[str, str]
     max_restarts: int
     grace_seconds: int  # from SIGTERM to SIGKILL
-    compilation_cache: str  # folder of compiled programs, or `none`
+    compilation_cache: str  # folder of compiled programs
 
     @property
     def argv(self) -> list[str]:
@@ -69,7 +69,7 @@ def expand_sweep(job: Job, rows: list[str], seeds: list[int]) -> list[Job]:
         seeds: Seeds of each row; an empty list stands for seed 0.
 
     Raises:
-        UserError: There are seeds without rows, a --config that names a row or is missing, or two jobs of one name.
+        UserError: There are seeds without rows, or a --config that names a row or is missing.
     """
     if not rows:
         if seeds:
@@ -79,11 +79,7 @@ def expand_sweep(job: Job, rows: list[str], seeds: list[int]) -> list[Job]:
     if job.arguments and (not config or ':' in config):
         given = f', not {config}' if config else ''
         raise UserError(f'--rows need a config file without a row{given}; give -- train --config=FILE')
-    jobs = [make_row_job(job, row, seed) for seed in seeds or [0] for row in rows]
-    names = [row_job.name for row_job in jobs]
-    if duplicates := {name for name in names if names.count(name) > 1}:
-        raise UserError(f'two of these rows and seeds have the job name {min(duplicates)}; submit them separately')
-    return jobs
+    return [make_row_job(job, row, seed) for seed in seeds or [0] for row in rows]
 
 
 def make_row_job(job: Job, row: str, seed: int) -> Job:

@@ -7,7 +7,7 @@ from typing import Any
 
 from launch import tpu_slices
 from launch.code_bundle import PYTHON_VERSION, get_local_folder, make_code_bundle, make_row_checks
-from launch.command_line import Scheduler, get_single_job, main, require_options
+from launch.command_line import DEFAULT_GRACE_SECONDS, Scheduler, main, make_job_verb, require_options
 from launch.job import Job
 from launch.shell import make_command, write_file
 from sinklab.exit_status import FINAL_EXIT_CODES
@@ -20,21 +20,14 @@ WORKDIR {INSTALL_FOLDER}
 COPY . .
 RUN bash install.sh
 """
-FIRST_POD_SELECTOR = 'batch.kubernetes.io/job-completion-index=0,jobset.sigs.k8s.io/job-index=0'
 NODEPOOL_LABEL = 'cloud.google.com/gke-nodepool'
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     tpu_slices.add_options(parser)
     parser.add_argument('--image', metavar='PATH:TAG', help='container image to build with this code')
-    parser.add_argument('--built', action='store_true', help='the image exists already')
-    parser.add_argument(
-        '--service_account',
-        default='default',
-        metavar='NAME',
-        help='service account of the pods (default: %(default)s)',
-    )
-    parser.add_argument('--queue', metavar='NAME', help='queue of Kueue')
+    account_help = 'service account of the pods (default: default)'
+    parser.add_argument('--service_account', default='default', metavar='NAME', help=account_help)
 
 
 def make_manifest(job: Job, args: argparse.Namespace) -> dict[str, Any]:
@@ -44,7 +37,6 @@ def make_manifest(job: Job, args: argparse.Namespace) -> dict[str, Any]:
         'kind': 'JobSet',
         'metadata': {
             'name': job.name,
-            'labels': {'kueue.x-k8s.io/queue-name': args.queue} if args.queue else {},
             # Kubernetes places all pods of a replicated job on the hosts of one TPU slice.
             'annotations': {'alpha.jobset.sigs.k8s.io/exclusive-topology': NODEPOOL_LABEL},
         },
@@ -112,71 +104,48 @@ def escape_dollars(text: str) -> str:
 
 def submit(jobs: list[Job], args: argparse.Namespace) -> list[str]:
     """Build an image of the code, and create the JobSet."""
-    tpu_slices.check_run(jobs[0].arguments, args)
-    require_options(args, image='europe-west4-docker.pkg.dev/PROJECT/sinklab/sinklab:1')
+    require_options(args, accelerator='v5e-256', image='europe-west4-docker.pkg.dev/PROJECT/sinklab/sinklab:1')
+    image_folder = f'{get_local_folder(args.name)}/image'
     manifests = [
-        write_file(get_manifest_path(job), json.dumps(make_manifest(job, args), indent=2) + '\n', is_private=True)
+        write_file(f'{get_local_folder(job.name)}/jobset.json', json.dumps(make_manifest(job, args), indent=2) + '\n')
         for job in jobs
     ]
-    return [*([] if args.built else build_image(jobs, args)), *manifests, *apply_manifests(jobs)]
-
-
-def build_image(jobs: list[Job], args: argparse.Namespace) -> list[str]:
-    folder = f'{get_local_folder(args.name)}/image'
     return [
         *make_row_checks(jobs),
-        write_file(f'{folder}/Dockerfile', DOCKERFILE),
-        *make_code_bundle(jobs[0], folder, 'tpu'),
-        make_command('gcloud', 'builds', 'submit', f'--tag={args.image}', folder),
+        write_file(f'{image_folder}/Dockerfile', DOCKERFILE),
+        *make_code_bundle(jobs[0], image_folder, 'tpu'),
+        make_command('gcloud', 'builds', 'submit', f'--tag={args.image}', image_folder),
+        *manifests,
+        *(APPLY_COMMAND.format(name=job.name) for job in jobs),
     ]
 
 
-def get_manifest_path(job: Job) -> str:
-    return f'{get_local_folder(job.name)}/jobset.json'
-
-
-def apply_manifests(jobs: list[Job]) -> list[str]:
-    return [make_command('kubectl', 'apply', f'--filename={get_manifest_path(job)}') for job in jobs]
-
-
-def resume(jobs: list[Job], args: argparse.Namespace) -> list[str]:
-    """Delete the JobSet, which cannot restart once it has ended, and create it again."""
-    return [*stop(jobs, args), *apply_manifests(jobs)]
-
-
-def print_status(jobs: list[Job], args: argparse.Namespace) -> list[str]:
-    """Print its state and number of starts."""
-    return [make_command('kubectl', 'get', 'jobset', '--output=wide', job.name) for job in jobs]
-
-
-def select_first_pod(job: Job) -> str:
-    return f'--selector=jobset.sigs.k8s.io/jobset-name={job.name},{FIRST_POD_SELECTOR}'
-
-
-def print_logs(jobs: list[Job], args: argparse.Namespace) -> list[str]:
-    """Print the output of process 0."""
-    job = get_single_job(jobs)
-    return [make_command('kubectl', 'logs', '--follow', '--tail=50', select_first_pod(job))]
-
-
-def preempt(jobs: list[Job], args: argparse.Namespace) -> list[str]:
-    """Delete a pod: all processes save and restart."""
-    return [make_command('kubectl', 'delete', 'pod', '--wait=false', select_first_pod(job)) for job in jobs]
-
-
-def stop(jobs: list[Job], args: argparse.Namespace) -> list[str]:
-    """Stop the job: all processes save."""
-    flags = ('--ignore-not-found', '--cascade=foreground', '--wait=true')
-    return [make_command('kubectl', 'delete', 'jobset', *flags, job.name) for job in jobs]
-
-
+APPLY_COMMAND = f'kubectl apply --filename={get_local_folder("{name}")}/jobset.json'
+DELETE_COMMAND = 'kubectl delete jobset --ignore-not-found --cascade=foreground --wait=true {name}'
+FIRST_POD_SELECTOR = (
+    '--selector=jobset.sigs.k8s.io/jobset-name={name},batch.kubernetes.io/job-completion-index=0,'
+    'jobset.sigs.k8s.io/job-index=0'
+)
 SCHEDULER = Scheduler(
     module='launch.jobset',
     summary=__doc__,
     add_options=add_options,
-    path_prefixes=('gs://',),
-    get_max_grace_seconds=lambda args: SPOT_GRACE_SECONDS if args.spot else 3600,
-    verbs=dict(submit=submit, status=print_status, logs=print_logs, preempt=preempt, resume=resume, stop=stop),
+    path_prefix='gs://',
+    get_grace_seconds=lambda args: SPOT_GRACE_SECONDS if args.spot else DEFAULT_GRACE_SECONDS,
+    verbs=dict(
+        submit=submit,
+        status=make_job_verb('Print its state and number of starts.', 'kubectl get jobset --output=wide {name}'),
+        logs=make_job_verb('Print the output of process 0.', f'kubectl logs --follow --tail=50 {FIRST_POD_SELECTOR}'),
+        preempt=make_job_verb(
+            'Delete a pod: all processes save and restart.', f'kubectl delete pod --wait=false {FIRST_POD_SELECTOR}'
+        ),
+        resume=make_job_verb(
+            'Delete the JobSet, which cannot restart once it has ended, and create it again.',
+            DELETE_COMMAND,
+            APPLY_COMMAND,
+        ),
+        stop=make_job_verb('Stop the job: all processes save.', DELETE_COMMAND),
+    ),
 )
 
 if __name__ == '__main__':

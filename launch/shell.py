@@ -4,34 +4,22 @@ import shlex
 import subprocess
 import tempfile
 
+END_OF_FILE = 'END_OF_FILE'  # a line of its own
+
 
 def make_command(*argv: str) -> str:
     return shlex.join(argv)
 
 
-def write_file(path: str, text: str, *, is_private: bool = False) -> str:
-    """Return the statements that write a text file.
-
-    Args:
-        path: The path, whose folder is made.
-        text: The text; it ends with a line break.
-        is_private: Whether the text may have values of --env, so that only its owner may read the file.
-    """
-    delimiter = 'END'
-    while delimiter in text.splitlines():
-        delimiter += '_'
-    quoted_path = shlex.quote(path)
-    lines = [
-        f'mkdir -p {shlex.quote(path.rpartition("/")[0])}',
-        # An existing file would keep its mode.
-        *([f'rm -f {quoted_path}', f'(umask 077 && : > {quoted_path})'] if is_private else []),
-        f"cat > {quoted_path} <<'{delimiter}'\n{text}{delimiter}",
-    ]
-    return '\n'.join(lines)
+def write_file(path: str, text: str) -> str:
+    """Return the statements that write a text file and make its folder; the text ends with a line break."""
+    folder = shlex.quote(path.rpartition('/')[0])
+    return f"mkdir -p {folder}\ncat > {shlex.quote(path)} <<'{END_OF_FILE}'\n{text}{END_OF_FILE}"
 
 
 def make_script(statements: list[str]) -> str:
-    return '\n'.join(['#!/bin/bash', 'set -eu', *statements, ''])
+    """Return a Bash script; only its owner can read the files that it writes, which may have values of --env."""
+    return '\n'.join(['#!/bin/bash', 'set -eu', 'umask 077', *statements, ''])
 
 
 def execute(script: str) -> int:

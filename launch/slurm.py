@@ -5,7 +5,7 @@ import shlex
 import sys
 
 from launch.code_bundle import make_code_bundle, make_row_checks
-from launch.command_line import Scheduler, check_layout, get_code_folder, main, require_options
+from launch.command_line import DEFAULT_GRACE_SECONDS, Scheduler, get_code_folder, main, require_options
 from launch.job import Job
 from launch.shell import make_command, write_file
 from sinklab.cli.flag_types import non_negative_int, positive_int
@@ -35,30 +35,19 @@ exit "$code"
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        '--nodes', type=positive_int, default=1, metavar='N', help='number of hosts (default: %(default)s)'
-    )
-    parser.add_argument(
-        '--gpus',
-        type=non_negative_int,
-        default=8,
-        metavar='N',
-        help='GPUs of each host (default: %(default)s; 0: none)',
-    )
-    parser.add_argument('--partition', metavar='NAME', help='partition of the hosts (default: that of the cluster)')
-    parser.add_argument('--account', metavar='NAME', help='account that is charged (default: that of your user)')
-    parser.add_argument('--time', metavar='[D-]H:M:S', help='time limit, at which the job saves and is requeued')
-    parser.add_argument(
-        '--at_once', type=positive_int, metavar='N', help='maximum number of concurrent jobs of a sweep'
-    )
+    add = parser.add_argument
+    add('--nodes', type=positive_int, default=1, metavar='N', help='number of hosts (default: %(default)s)')
+    add('--gpus', type=non_negative_int, default=8, metavar='N', help='GPUs of each host (default: 8; 0: none)')
+    add('--partition', metavar='NAME', help='partition of the hosts (default: that of the cluster)')
+    add('--account', metavar='NAME', help='account that is charged (default: that of your user)')
+    add('--time', metavar='[D-]H:M:S', help='time limit, at which the job saves and is requeued')
 
 
 def make_job_script(jobs: list[Job], args: argparse.Namespace, folder: str) -> str:
     is_array = len(jobs) > 1
-    max_running = f'%{args.at_once}' if args.at_once else ''
     options = {
         'job-name': args.name,
-        'array': f'0-{len(jobs) - 1}{max_running}' if is_array else None,
+        'array': f'0-{len(jobs) - 1}' if is_array else None,
         'nodes': args.nodes,
         'ntasks-per-node': 1,
         'gpus-per-node': args.gpus or None,
@@ -88,12 +77,9 @@ def make_job_script(jobs: list[Job], args: argparse.Namespace, folder: str) -> s
 def submit(jobs: list[Job], args: argparse.Namespace) -> list[str]:
     """Copy the code, create its environment, and submit the job."""
     require_options(args, time='1-00:00:00')
-    if args.gpus:
-        check_layout(jobs[0].arguments, args.nodes * args.gpus, f'{args.nodes} x {args.gpus} GPUs')
-    folder = get_shared_code_folder(args)
+    folder = get_code_folder(args)
     run_scripts = [
-        write_file(f'{folder}/run-{number}.sh', job.make_script(folder), is_private=True)
-        for number, job in enumerate(jobs)
+        write_file(f'{folder}/run-{number}.sh', job.make_script(folder)) for number, job in enumerate(jobs)
     ]
     return [
         *make_row_checks(jobs),
@@ -105,14 +91,9 @@ def submit(jobs: list[Job], args: argparse.Namespace) -> list[str]:
     ]
 
 
-def get_shared_code_folder(args: argparse.Namespace) -> str:
-    """Return the code folder, on a file system that this machine and all hosts share."""
-    return get_code_folder(args, ('/',))
-
-
 def resume(jobs: list[Job], args: argparse.Namespace) -> list[str]:
     """Submit the same job again, with the copied code."""
-    return [make_command('sbatch', f'{get_shared_code_folder(args)}/job.sh')]
+    return [make_command('sbatch', f'{get_code_folder(args)}/job.sh')]
 
 
 def print_status(jobs: list[Job], args: argparse.Namespace) -> list[str]:
@@ -122,17 +103,12 @@ def print_status(jobs: list[Job], args: argparse.Namespace) -> list[str]:
 
 def print_logs(jobs: list[Job], args: argparse.Namespace) -> list[str]:
     """Print the output of the job."""
-    log_prefix = shlex.quote(f'{get_shared_code_folder(args)}/{args.name}')
-    return [f'tail --follow=name --lines=50 {log_prefix}-*.log']
-
-
-def make_term_command(args: argparse.Namespace, *flags: str) -> str:
-    return make_command('scancel', '--me', *flags, f'--name={args.name}')
+    return [f'tail --follow=name --lines=50 {shlex.quote(f"{get_code_folder(args)}/{args.name}")}-*.log']
 
 
 def preempt(jobs: list[Job], args: argparse.Namespace) -> list[str]:
     """Stop it as at its time limit: it saves and is requeued."""
-    return [make_term_command(args, '--signal=TERM')]
+    return [f'scancel --me --signal=TERM --name={args.name}']
 
 
 def stop(jobs: list[Job], args: argparse.Namespace) -> list[str]:
@@ -140,9 +116,9 @@ def stop(jobs: list[Job], args: argparse.Namespace) -> list[str]:
     # --batch signals the batch script only, which then does not requeue the job. --full would signal srun as well,
     # and srun would kill the processes.
     return [
-        make_term_command(args, '--state=PENDING'),
-        make_term_command(args, '--signal=TERM', '--batch'),
-        make_term_command(args, '--signal=TERM'),
+        f'scancel --me --state=PENDING --name={args.name}',
+        f'scancel --me --signal=TERM --batch --name={args.name}',
+        f'scancel --me --signal=TERM --name={args.name}',
     ]
 
 
@@ -150,8 +126,8 @@ SCHEDULER = Scheduler(
     module='launch.slurm',
     summary=__doc__,
     add_options=add_options,
-    path_prefixes=('/', 'gs://'),
-    get_max_grace_seconds=lambda args: 65535,  # limit of --signal; a preemption has GraceTime of the partition
+    path_prefix='/',
+    get_grace_seconds=lambda args: DEFAULT_GRACE_SECONDS,  # a preemption has GraceTime of the partition
     verbs=dict(submit=submit, status=print_status, logs=print_logs, preempt=preempt, resume=resume, stop=stop),
 )
 

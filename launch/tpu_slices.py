@@ -4,7 +4,6 @@ import argparse
 import dataclasses
 import math
 
-from launch.command_line import check_layout, require_options
 from sinklab.cli.flag_types import positive_int
 from sinklab.errors import UserError
 
@@ -74,13 +73,5 @@ def parse_slice(text: str) -> TpuSlice:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--accelerator', metavar='KIND-CHIPS', help='kind and number of chips, such as v5e-256')
-    parser.add_argument(
-        '--slices', type=positive_int, default=1, metavar='N', help='number of slices (default: %(default)s)'
-    )
+    parser.add_argument('--slices', type=positive_int, default=1, metavar='N', help='number of slices (default: 1)')
     parser.add_argument('--spot', action='store_true', help='use preemptible machines')
-
-
-def check_run(arguments: tuple[str, ...], args: argparse.Namespace) -> None:
-    """Raise UserError if the mesh sizes of the arguments of `sinklab train` do not fit the slices."""
-    require_options(args, accelerator='v5e-256')
-    check_layout(arguments, args.slices * parse_slice(args.accelerator).chips, f'{args.slices} x {args.accelerator}')

@@ -74,11 +74,15 @@ TRAIN_COMMAND = ['--', 'train', '--config=configs/scale.py:softmax_1b', '--remat
 SITE_FLAGS = {
     'queued_resources': ['--accelerator=v5e-256'],
     'jobset': ['--accelerator=v5e-256', '--image=r.pkg.dev/p/i:1'],
-    'slurm': ['--nodes=32', '--time=1-0', '--code=/shared/code'],
+    'slurm': ['--nodes=32', '--time=1-0'],
+}
+WORKDIRS = {
+    'queued_resources': '--workdir=gs://b/runs/pair',
+    'jobset': '--workdir=gs://b/runs/pair',
+    'slurm': '--workdir=/shared/runs/pair',
 }
 SUBMIT_COMMANDS = {
-    name: ['submit', 'pair', '--workdir=gs://b/runs/pair', *site_flags, *TRAIN_COMMAND]
-    for name, site_flags in SITE_FLAGS.items()
+    name: ['submit', 'pair', WORKDIRS[name], *site_flags, *TRAIN_COMMAND] for name, site_flags in SITE_FLAGS.items()
 }
 HOSTILE_PATH = 'gs://b/o\'brien\'s "runs"/$HOME `x` \\ *;|&'
 

@@ -45,12 +45,6 @@ def read_documents(source):
     return list(open_source(source).read_documents())
 
 
-def read_damaged(source):
-    """Return the texts of the documents of a source, and the problems of those that cannot be read."""
-    problems = []
-    return [document.text for document in open_source(source).read_documents(problems.append)], problems
-
-
 def get_source_error(source):
     """Return the one line of the error that refuses a source."""
     with pytest.raises(UserError) as error_info:

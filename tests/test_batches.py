@@ -187,13 +187,6 @@ def test_mixture_batches_follow_weights_and_count_epochs(share, seed):
     assert batches.count_epochs(10)['data/epoch/other'] == pytest.approx(200 * (1 - share) / 40)
 
 
-def test_data_share_is_reported_in_training_tokens(data, corpus):
-    num_windows = len(open_corpus(data, 300).get_tokens('train', '')) // 17
-    [line] = load(corpus, data__share=0.1).messages
-    assert all(f'{17 * count:,}' in line for count in (round(num_windows / 10), num_windows))
-    assert load(corpus).messages == ()
-
-
 def test_natural_probe_takes_document_starts_then_next_tokens(data):
     store = open_corpus(data, 300)
     row = store.get_tokens('held_out', '')

@@ -9,7 +9,6 @@ from benchmarks import emergence_order, switch_attention
 from docs import claims_results, page_parts
 from sinklab.cli import config_flags
 from sinklab.config.spec import Spec
-from sinklab.configs import model_size
 
 
 @pytest.mark.slow
@@ -31,44 +30,6 @@ def test_mechanism_page_matches_measurements(module, part, name):
     assert page_parts.replace_part(text, part, module.format_results(results)) == text
 
 
-def test_page_without_end_of_part_is_not_written(tmp_path):
-    page = tmp_path / 'page.md'
-    page.write_text('<!-- x -->\nold\n\nwritten by hand\n')
-    with pytest.raises(ValueError, match='<!-- x -->'):
-        page_parts.write_part(page, 'x', 'new')
-    assert page.read_text() == '<!-- x -->\nold\n\nwritten by hand\n'
-
-
-def make_entry(*differences, verdict='holds', interval=None, **fields):
-    """Make the entry of a verdict on the claim `Sink_1 of a is more than Sink_1 of b`."""
-    entry = dict(
-        verdict=verdict,
-        relation='>',
-        can_have_either_sign=True,
-        published=None,
-        differences=dict(enumerate(differences)),
-        mean=float(np.mean(differences)) if differences else None,
-        interval=interval,
-        diverged=0,
-        failing_rows=[],
-        seeds_needed=None,
-        untestable_reason='',
-    )
-    return entry | fields
-
-
-FIVE_SEEDS = dict(interval=(0.5, 5.5))
-
-
-def test_cell_has_verdict_interval_and_link_to_discussion_unless_claim_holds():
-    cell = claims_results.format_cell(make_entry(1.0, 2.0, 3.0, 4.0, 5.0, **FIVE_SEEDS), '', 'data')
-    assert cell == '**holds**<br>+3.00 [+0.50, +5.50], n=5'
-    assert claims_results.format_cell(make_entry(verdict='not run'), '') == ''
-    contradicted = make_entry(*range(5), verdict='contradicted', **FIVE_SEEDS)
-    assert claims_results.format_cell(contradicted, '', 'data').startswith('**[contradicted](#data)**')
-    assert claims_results.format_cell(make_entry(verdict='diverged'), '', 'data') == '[diverged](#data)'
-
-
 def test_page_discusses_every_claim_that_runs_do_not_confirm():
     unconfirmed = {
         name
@@ -79,35 +40,6 @@ def test_page_discusses_every_claim_that_runs_do_not_confirm():
     }
     assert len(unconfirmed) > 30
     assert unconfirmed <= claims_results.find_discussions().keys()
-
-
-def test_claim_that_a_sink_emerges_counts_runs_with_one():
-    claims = claims_results.load_claims('claims', 'quickstart')
-    runs = {str(seed): dict(end={'sink/1': sink}) for seed, sink in enumerate((0.0, 0.9, 1.0, 30.0))}
-    claims_data = dict(runs={'attention:softmax': runs}, same={})
-    assert claims_results.format_sink_count(claims['emerges'], claims_data) == '; 2 have a sink'
-    assert claims_results.format_sink_count(claims['sigmoid'], claims_data) == ''
-    assert claims_results.format_sink_count(claims['emerges'], dict(runs={}, same={})) == ''
-
-
-def make_size_runs(get_sink, suffix='_equal_tokens'):
-    """Return claims data with two seeds for each model size."""
-    runs = {
-        claims_results.get_size_row(name, suffix): {
-            seed: dict(end={'sink/1': get_sink(model_size.count_millions(shape)), 'valid/loss': 3.0, 'fails': 0.0})
-            for seed in '01'
-        }
-        for name, shape in model_size.SHAPES.items()
-    }
-    return dict(runs=runs, same={})
-
-
-def test_slope_of_size_is_that_of_line():
-    """Check a slope of 10 points for a factor of 10, which all runs lie on, and its limits."""
-    claims_data = make_size_runs(lambda millions: 50 + 10 * np.log10(millions))
-    names = [*model_size.SHAPES]
-    assert claims_results.fit_size_slope(claims_data, names) == pytest.approx((10, 10, 10, 10), abs=1e-6)
-    assert claims_results.fit_size_slope(claims_data, names[2:]) == pytest.approx((10, 10, 10, 6), abs=1e-6)
 
 
 @pytest.mark.parametrize(

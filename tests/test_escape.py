@@ -16,7 +16,7 @@ from synthetic_runs import write_run
 from sinklab import escape
 from sinklab.cli import progress, report, terminal
 from sinklab.cli.main import main
-from sinklab.report import figures, page, run_groups, runs, summary_table, sweep_table
+from sinklab.report import figures, page, run_groups, runs, summary_table
 from sinklab.sweep import plan
 
 NAMES = [
@@ -39,7 +39,6 @@ NAMES = [
     '|',
 ]
 NAMES += ['..', '.x', '-rf', '../x', 'a/b', 'a%2Fb', '*x', '[a]', 'two words', 'ü', '日本', '5']
-LATEX_COMMANDS = {command: char for char, command in sweep_table.LATEX_COMMANDS.items()}
 
 
 @pytest.fixture(scope='module')
@@ -83,29 +82,6 @@ def test_report_page_escapes_html_in_names(named_runs, tmp_path):
     text = (tmp_path / 'report.html').read_text(encoding='utf-8').partition('<script')[0]
     headings = re.findall(r'<th scope="row">(.*?)</th>', text)
     assert sorted(headings) == sorted(map(html.escape, [*NAMES, *NAMES]))  # by row and by run
-
-
-def parse_latex_row(text):
-    """Return the cells of a table line as LaTeX typesets them."""
-    parts = re.findall(r'\\[A-Za-z]+\{\}|\\[&%$#_{}]|\$\\pm\$|\{\}|.', text)
-    cells = ['']
-    for part in parts:
-        assert part not in '%$#_^~<>|\\', text
-        if part == '&':
-            cells.append('')
-        elif part != '{}':
-            cells[-1] += LATEX_COMMANDS.get(part, part)
-    return [cell.strip() for cell in cells]
-
-
-def test_latex_table_escapes_names(named_runs):
-    rows = run_groups.make_group_table(run_groups.group_runs(named_runs))
-    lines = sweep_table.format_latex_table(*sweep_table.format_table_cells(rows, {})).splitlines()
-    body_lines = lines[lines.index('\\midrule') + 1 : lines.index('\\bottomrule')]
-    assert not any(line.startswith(('[', '*')) for line in body_lines)  # an argument of the previous line end
-    cells = [parse_latex_row(line.removesuffix(' \\\\')) for line in body_lines]
-    assert len({len(row) for row in cells}) == 1
-    assert sorted(row[0] for row in cells) == sorted(NAMES)
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from sinklab.data.held_out_split import compute_key_threshold, hash_document_nam
     st.text('ab'),
 )
 def test_single_text_is_cut_into_train_and_held_out_sides(text, held_out, name):
-    piece = SourcePiece(name, 1000, lambda on_damaged: iter([Document(name, ((text, True),))]))
+    piece = SourcePiece(name, 1000, lambda: iter([Document(name, ((text, True),))]))
     source = held_out_split.split_single_text(Source((piece,), ()), held_out)
     documents = sorted(source.read_documents(), key=lambda document: document.name)
     assert ''.join(document.text for document in documents) == text

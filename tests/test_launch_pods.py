@@ -12,7 +12,6 @@ from command_recorders import PROGRAM_NAMES, CommandRecorders, get_scheduler
 from sinklab.cli.config_flags import apply_overrides
 from sinklab.cli.main import build_parser
 from sinklab.configs import default
-from sinklab.configs.scale import get_config
 from sinklab.exit_status import FINAL_EXIT_CODES
 
 ROOT = Path(__file__).parents[1]
@@ -100,19 +99,3 @@ def test_guide_exit_codes_match_launchers():
     codes = {int(code): meaning for row, meaning in rows.items() for code in row.split(',')}
     assert {code for code, meaning in codes.items() if meaning.startswith('ends the job')} == set(FINAL_EXIT_CODES)
     assert all(meaning.startswith(('ends the job', 'starts again')) for meaning in codes.values())
-
-
-def test_guide_estimates_match_formula():
-    config = get_config('softmax_1b')
-    layers, width, ffn = config.model.layers, config.model.width, config.model.ffn_width
-    tokens, length, vocabulary = 512 * 2048, 2048, 50_000
-    parameters = layers * (4 * width**2 + 3 * width * ffn) + vocabulary * width
-    flops = 6 * parameters * tokens + 6 * layers * width * length * tokens
-    assert f'{flops:.1e}' == '8.3e+15'
-    assert '8.3e15 FLOPs' in COMMON_PAGE
-    for name, chips, peak in (('v5e-256', 256, 197e12), ('16 H100', 16, 989e12)):
-        seconds = flops / (0.4 * chips * peak)
-        hours = seconds * config.optimizer.steps / 3600
-        row = f'| {name} | {seconds:.2f} | {hours:.1f} | {chips * hours:,.0f} | {2 * chips * hours:,.0f} P |'
-        assert row in COMMON_PAGE, row
-    assert f'add {256 * 10 * 600 / 3600:.0f} chip-hours' in COMMON_PAGE

@@ -1,7 +1,6 @@
 """Tests of the shell scripts of launchers, with linters and with recorded commands."""
 
 import re
-import shlex
 import shutil
 import subprocess
 import sys
@@ -11,26 +10,12 @@ import pytest
 from command_recorders import HOSTILE_PATH, SUBMIT_COMMANDS, get_launcher_output, make_recorders
 
 from launch import code_bundle, queued_resources
-from launch.job import Job
 from sinklab import __version__
 
 SHELLCHECK_PATHS = (Path(sys.executable).parent / 'shellcheck', shutil.which('shellcheck'))
 SHELLCHECK = next((str(path) for path in SHELLCHECK_PATHS if path and Path(path).exists()), None)
 SYSTEMD = shutil.which('systemd-analyze')
 SHELLCHECK_EXCLUDE = '--exclude=SC2016'  # a $ in single quotes is intended
-UV = Path(sys.executable).parent / 'uv'
-# The smallest package that uv builds without a network.
-BUILD_BACKEND = """
-import pathlib, tarfile
-def build_sdist(folder, config_settings=None):
-    with tarfile.open(pathlib.Path(folder, 'p-1.tar.gz'), 'w:gz') as archive:
-        for name in ('pyproject.toml', 'backend.py'):
-            archive.add(name, f'p-1/{name}')
-    return 'p-1.tar.gz'
-def build_wheel(folder, config_settings=None, metadata_directory=None):
-    pathlib.Path(folder, 'p-1-py3-none-any.whl').touch()
-    return 'p-1-py3-none-any.whl'
-"""
 
 
 @pytest.fixture
@@ -40,8 +25,8 @@ def recorders(tmp_path, monkeypatch):
 
 def extract_files(script):
     """Return {name: text} of the files that the script of a plan writes."""
-    matches = re.findall(r"^cat > ([^\n]*) <<'(END_*)'\n(.*?)^\2$", script, re.MULTILINE | re.DOTALL)
-    return {path.strip("'").rpartition('/')[2]: text for path, _, text in matches}
+    matches = re.findall(r"^cat > ([^\n]*) <<'END_OF_FILE'\n(.*?)^END_OF_FILE$", script, re.MULTILINE | re.DOTALL)
+    return {path.strip("'").rpartition('/')[2]: text for path, text in matches}
 
 
 def make_hostile_arguments(name):
@@ -51,7 +36,7 @@ def make_hostile_arguments(name):
 
 def make_sweep_arguments():
     launch_arguments = [argument.replace(':softmax_1b', '') for argument in SUBMIT_COMMANDS['slurm']]
-    return [*launch_arguments[:2], '--rows=a,b', '--at_once=1', *launch_arguments[2:]]
+    return [*launch_arguments[:2], '--rows=a,b', *launch_arguments[2:]]
 
 
 CASES = {
@@ -80,32 +65,6 @@ def test_jobs_install_all_packages_except_uv_and_own_wheel_by_hashes(case, recor
     hashed_installs = [line for line in installs if {'--require-hashes', '--no-deps'} <= set(line.split())]
     assert [line.split()[-1] for line in hashed_installs] == ['pins.txt']
     assert {line.split()[-1] for line in installs if line not in hashed_installs} <= {'uv', code_bundle.WHEEL_PATTERN}
-
-
-def test_install_script_ignores_wheel_of_earlier_version(recorders, tmp_path):
-    (tmp_path / 'install.sh').write_text(code_bundle.INSTALL_SCRIPT)
-    wheels = [f'sinklab-{version}-py3-none-any.whl' for version in (__version__, '0.0.1')]
-    for name in ('pins.txt', *wheels):
-        (tmp_path / name).touch()
-    subprocess.run(['bash', 'install.sh'], check=True, env=recorders.environment)
-    wheel_arguments = [word for call in recorders.pop_calls() for word in call if word.endswith('.whl')]
-    assert wheel_arguments == wheels[:1]
-
-
-@pytest.mark.skipif(not UV.exists(), reason='uv is not installed in the environment of the tests')
-def test_build_folder_has_wheel_and_no_gitignore(tmp_path):
-    """Test with the real uv: `gcloud builds submit` uploads only files that .gitignore does not name."""
-    package, folder = tmp_path / 'package', tmp_path / 'out'
-    package.mkdir()
-    (package / 'backend.py').write_text(BUILD_BACKEND)
-    (package / 'pyproject.toml').write_text(
-        '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
-    )
-    statements = code_bundle.make_code_bundle(Job('pair', (), '', {}, 0, 0, 'none'), str(folder), 'tpu')
-    (build,) = (shlex.split(statement) for statement in statements if statement.startswith('uv '))
-    arguments = [str(package) if argument == str(code_bundle.ROOT) else argument for argument in build[1:]]
-    subprocess.run([UV, '--offline', *arguments], check=True)
-    assert sorted(path.name for path in folder.iterdir()) == ['p-1-py3-none-any.whl', 'p-1.tar.gz']
 
 
 @pytest.mark.skipif(not SYSTEMD, reason='there is no systemd here')
@@ -190,7 +149,7 @@ def test_keep_script_recreates_preempted_resource_and_deletes_it_at_end(recorder
 @pytest.mark.parametrize(('last', 'code'), [(make_show_result('failed', 1), 1), (make_show_result('inactive'), 0)])
 def test_keep_script_waits_for_run_and_exits_as_it_does(last, code, recorders, run_keep_script):
     recorders.add_answers('describe', ('ACTIVE\n', '', 0))
-    ssh_failures = [NO_SSH] * queued_resources.MAX_POLLS_WITHOUT_START
+    ssh_failures = [NO_SSH] * 3
     recorders.add_answers('systemctl show', NOT_STARTED, make_show_result('active'), *ssh_failures, last)
     assert run_keep_script()[0] == code
 
@@ -205,17 +164,6 @@ def test_keep_script_stops_if_resource_is_not_found(recorders, run_keep_script):
     recorders.add_answers('describe', ('', 'ERROR: NOT_FOUND\n', 1))
     code, _, calls = run_keep_script()
     assert (code, set(calls)) == (1, {'describe'})
-
-
-def test_keep_script_prints_log_and_deletes_resource_whose_run_is_not_started(recorders, run_keep_script):
-    polls = queued_resources.MAX_POLLS_WITHOUT_START
-    states = ['ACTIVE'] * (polls - 1) + ['SUSPENDED', 'ACTIVE']  # polls are counted anew after a preemption
-    recorders.add_answers('describe', *((f'{state}\n', '', 0) for state in states))
-    recorders.add_answers('systemctl show', NOT_STARTED)
-    recorders.add_answers('journalctl', ('pip: a digest differs\n', '', 0))
-    code, output, calls = run_keep_script()
-    assert (code, calls.count('create'), calls.count('describe')) == (1, 1, 2 * polls)
-    assert output.endswith('\npip: a digest differs\n')
 
 
 def test_keep_script_repeats_deletion_that_fails(recorders, run_keep_script):

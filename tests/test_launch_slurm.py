@@ -17,7 +17,7 @@ def recorders(tmp_path, monkeypatch):
 def make_script(capsys, *options):
     arguments = [argument.replace('/shared', '/the shared') for argument in SUBMIT_COMMANDS['slurm']]
     output = get_launcher_output(capsys, 'slurm', [*arguments[:2], *options, *arguments[2:]])
-    return re.search(r"job.sh' <<'END'\n(.*?)^END$", output, re.MULTILINE | re.DOTALL)[1]
+    return re.search(r"job.sh' <<'END_OF_FILE'\n(.*?)^END_OF_FILE$", output, re.MULTILINE | re.DOTALL)[1]
 
 
 def parse_options(script):
@@ -32,7 +32,7 @@ def test_script_has_sbatch_options_for_hosts_signal_and_requeue(recorders, capsy
     expected = {
         **{'job-name': 'pair', 'nodes': '32', 'ntasks-per-node': '1', 'gpus-per-node': '8', 'time': '1-0'},
         **{'signal': 'TERM@180', 'requeue': '', 'open-mode': 'append', 'partition': 'gpu', 'account': 'sinks'},
-        **{'exclusive': '', 'output': "'/the shared/code/%x-%j.log'"},
+        **{'exclusive': '', 'output': "'/the shared/runs/code/pair/%x-%j.log'"},
     }
     assert options == expected
 
@@ -41,17 +41,17 @@ def test_sweep_is_job_array_with_one_run_per_element(recorders, capsys, tmp_path
     arguments = [
         argument.replace(':softmax_1b', '').replace('/shared', str(tmp_path)) for argument in SUBMIT_COMMANDS['slurm']
     ]
-    argv = [*arguments[:2], '--execute', '--rows=a,b', '--seeds=0,1', '--at_once=3', *arguments[2:]]
+    argv = [*arguments[:2], '--execute', '--rows=a,b', '--seeds=0,1', *arguments[2:]]
     assert run_launcher('slurm', argv) == 0
     (sbatch_call,) = (call for call in recorders.pop_calls() if call[0] == 'sbatch')
-    assert parse_options(Path(sbatch_call[1]).read_text())['array'] == '0-3%3'
+    assert parse_options(Path(sbatch_call[1]).read_text())['array'] == '0-3'
     (recorders.folder / 'srun').symlink_to(recorders.folder / 'sinklab')
     for index, run in enumerate(('a-0', 'b-0', 'a-1', 'b-1')):
         environment = {**recorders.environment, 'SLURM_ARRAY_TASK_ID': str(index)}
         subprocess.run(['bash', sbatch_call[1]], env=environment, check=True)
         (call,) = recorders.pop_calls()
         assert call[:3] == ['srun', '--kill-on-bad-exit=0', '--wait=120']
-        assert f'--workdir=gs://b/runs/pair/{run} ' in Path(call[-1]).read_text()
+        assert f'--workdir={tmp_path}/runs/pair/{run} ' in Path(call[-1]).read_text()
 
 
 @pytest.mark.slow

@@ -1,7 +1,6 @@
 """Prefetching in a thread: order, bounded lag, errors and shutdown."""
 
 import contextlib
-import threading
 import time
 
 import pytest
@@ -39,22 +38,3 @@ def test_prefetch_raises_error_at_position_of_failed_item():
         assert next(items) == 0
         with pytest.raises(OSError, match='of a disk'):
             next(items)
-
-
-def test_closed_prefetch_waits_for_item_in_progress_and_begins_no_other():
-    started, finished, second_started = [], [], threading.Event()
-
-    def compute_item(number):
-        started.append(number)
-        if number:
-            second_started.set()
-            time.sleep(1.0)
-        finished.append(number)
-
-    with contextlib.closing(prefetch(compute_item, range(8), 7)) as items:
-        next(items)
-        assert second_started.wait(10)
-    num_started = len(started)
-    assert len(finished) == num_started < 8
-    time.sleep(0.2)
-    assert len(started) == num_started

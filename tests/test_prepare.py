@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from stores import END_TOKEN, decode_documents, make_store, make_texts, read_document_ids, write_chat, write_source
+from stores import END_TOKEN, decode_documents, make_store, make_texts, write_chat, write_source
 
 from sinklab.cli.main import main
 from sinklab.data.held_out_split import compute_key_threshold, hash_document_name
@@ -125,21 +125,6 @@ def test_folder_with_other_content_is_refused(tmp_path):
         make_store(tmp_path / 'store', source)
 
 
-def test_damaged_documents_are_refused_or_counted_with_lenient(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr('sinklab.data.prepare.MAX_DAMAGED_SHOWN', 1)
-    lines = [json.dumps({'text': text}).encode() for text in make_texts(9)]
-    lines += [b'{"text": "caf\xe9"}', b'{"body": "x"}', b'{"text": " "}']
-    (tmp_path / 'a.jsonl').write_bytes(b'\n'.join(lines))
-    with pytest.raises(UserError, match=r'a\.jsonl, line 10 .*--lenient'):
-        make_store(tmp_path / 'store', f'text:{tmp_path}/a.jsonl')
-    store = make_store(tmp_path / 'store', f'text:{tmp_path}/a.jsonl', lenient=True)
-    assert store.meta['dropped'] == {'damaged': 2, 'empty': 1}
-    first_message, second_message = capsys.readouterr().err.splitlines()
-    assert f'{tmp_path}/a.jsonl, line 10' in first_message
-    assert '1 more' in second_message
-    assert len(read_document_ids(store, 'train') + read_document_ids(store, 'held_out')) == 9
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ('num_documents', 'size', 'length'), [(400, 'small', 256), (200, 'quickstart', 64), (60, 'smoke', 16)]
@@ -156,13 +141,6 @@ def test_prepare_prints_command_and_windows_of_largest_size_that_fits(tmp_path, 
         num_windows = len(Store(out).get_tokens('train', '')) // (expected_length + 1)
         assert (report['length'], report['windows']['train']['']) == (expected_length, num_windows)
         assert report['batches'] == num_windows // report['batch_size']
-
-
-@pytest.mark.slow
-def test_prepare_prints_no_training_command_for_too_few_windows(tmp_path, capsys):
-    source = write_source(tmp_path / 'a.jsonl', make_texts(2, max_words=30))
-    assert main(['prepare', f'--source={source}', f'--out={tmp_path}/store', '--held_out=0.5']) == 0
-    assert 'sinklab train' not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -5,21 +5,15 @@ import importlib
 import json
 import re
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
-import pytest
 
 import sinklab
 from docs import measured_rows, reference
 from sinklab.analysis.measure import LOSS_INFO
-from sinklab.cli import main
-from sinklab.config import spec
 from sinklab.configs import claims as claims_file
 from sinklab.configs import default, scale
 from sinklab.configs.table import get_field, list_fields
-from sinklab.exit_status import EXIT_CODES
-from sinklab.metrics.registry import METRIC_INFOS, OFFLINE_METRIC_INFOS
 from sinklab.report.claims import FAILS_METRIC
 from sinklab.report.sweep_table import EMERGENCE_METRIC
 
@@ -45,34 +39,6 @@ def test_config_page_lists_every_field_with_default_and_meaning():
         assert len(cells[3]) > 10
 
 
-def test_config_page_lists_every_choice():
-    choices = {*spec.NORMALIZERS_BY_SIMILARITY, *spec.HYPERPARAMETERS['name'], *spec.HYPERPARAMETERS['schedule']}
-    for names in (spec.PositionName, spec.FFNName, spec.GateName, spec.DtypeName, spec.NormalizerName):
-        choices |= {*get_args(names)}
-    assert {choice for choice in choices if f'`{choice}`' not in PAGES['config.md']} == set()
-
-
-def list_commands(parser, name=''):
-    """Yield (name, parser) of every command."""
-    for action in parser._actions:
-        for command, subparser in action.choices.items() if action.nargs == 'A...' else ():
-            yield f'{name} {command}'.strip(), subparser
-            yield from list_commands(subparser, f'{name} {command}'.strip())
-
-
-def test_commands_page_lists_every_command_with_its_options():
-    for name, parser in list_commands(main.build_parser()):
-        section = PAGES['commands.md'].partition(f' `sinklab {name}` {{ #sinklab-{name.replace(" ", "-")} }}')[2]
-        for action in parser._actions:
-            assert all(option in section.partition('\n## ')[0] for option in action.option_strings), name
-
-
-@pytest.mark.parametrize('info', [*METRIC_INFOS, *OFFLINE_METRIC_INFOS], ids=lambda info: info.name)
-def test_metrics_page_lists_every_registered_metric(info):
-    (line,) = {line for line in find_lines(PAGES['metrics.md'], info.name) if 'log.' not in line}
-    assert info.description.split()[0] in line.replace('\\', '')
-
-
 def test_metrics_page_lists_every_training_and_analysis_metric():
     names = {LOSS_INFO.name, EMERGENCE_METRIC, FAILS_METRIC}
     for path in [*(ROOT / 'sinklab' / 'train').glob('*.py'), *(ROOT / 'sinklab' / 'data').rglob('*.py')]:
@@ -81,29 +47,6 @@ def test_metrics_page_lists_every_training_and_analysis_metric():
     names |= {f'{name}/{{k}}' for name in re.findall(r"by_layer\(\s*'(\w+)'", text)}
     assert len(names) >= 11
     assert {name for name in names if not find_lines(PAGES['metrics.md'], name)} == set()
-
-
-@pytest.mark.parametrize('path', CONFIG_FILES, ids=lambda path: path.stem)
-def test_rows_page_lists_every_row_with_changes_and_published_numbers(path):
-    section = PAGES['rows.md'].partition(f'## `configs/{path.name}`')[2].partition('\n## ')[0]
-    for name, row in importlib.import_module(f'sinklab.configs.{path.stem}').ROWS.items():
-        (line,) = find_lines(section, name)
-        for field in row['diff']:
-            assert f'`{field}=' in line
-        for metric, value in row['published'].items():
-            assert metric in line
-            assert metric == 'fails' or (f'{value:.2f}' if isinstance(value, float) else str(value)) in line
-        assert reference.escape_markdown_text(row['source'])[1:] in line
-
-
-def test_exit_codes_page_lists_every_code_and_kind():
-    assert reference.EXIT_MEANINGS.keys() == EXIT_CODES.keys()
-    for kind, code in EXIT_CODES.items():
-        assert any(f'`{kind}`' in line for line in find_lines(PAGES['exit_codes.md'], code)), kind
-
-
-def test_run_files_page_lists_files():
-    assert {'config.json', 'metrics.jsonl', 'checkpoints/'} <= reference.list_run_files().keys()
 
 
 TABLES_PAGE = (ROOT / 'docs' / 'paper' / 'tables.md').read_text(encoding='utf-8')

@@ -12,7 +12,7 @@ import pyarrow.parquet
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from stores import encode_lines, get_source_error, make_conversation, read_damaged, read_documents, write_mixture
+from stores import encode_lines, get_source_error, make_conversation, read_documents, write_mixture
 
 from sinklab.data.sources import BEGINNING_BYTES, open_source
 from sinklab.errors import format_extra_command
@@ -101,23 +101,6 @@ def test_document_names_do_not_depend_on_directory(tmp_path, monkeypatch):
         assert read_names(f'text:{pattern}') == ['b.txt', 'deep/a.jsonl:1', 'deep/a.jsonl:2']
 
 
-def test_glob_expands_braces(tmp_path, monkeypatch):
-    for name in ('a/one.txt', 'a/two.jsonl', 'b/one.txt', 'b/deep/{x}.txt', 'c,d.txt', '{a,b}.txt'):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).write_bytes(encode_lines(['text']))
-    monkeypatch.chdir(tmp_path)
-    for pattern, names in {
-        'a/*.{txt,jsonl}': ['one.txt', 'two.jsonl:1'],
-        'a/{one.txt,two.jsonl,none.txt}': ['one.txt', 'two.jsonl:1'],
-        '{a,b}/one.txt': ['a/one.txt', 'b/one.txt'],
-        '{a,{b,c}}/*.{txt,jsonl}': ['a/one.txt', 'a/two.jsonl:1', 'b/one.txt'],
-        'b/deep/{x}.txt': ['{x}.txt'],
-        '{a,b}.txt': ['{a,b}.txt'],
-    }.items():
-        assert read_names(f'text:{pattern}') == names, pattern
-        assert read_names(f'text:{tmp_path}/{pattern}') == names, pattern
-
-
 def test_stdlib_source_holds_library_modules_without_tests():
     names = read_names('stdlib')
     assert {'json/decoder.py', 'unittest/case.py'} < set(names)
@@ -138,21 +121,18 @@ def test_stdlib_source_holds_library_modules_without_tests():
         ('a.jsonl', b'{"text": "\\ud800"}\n', 'line 1'),
     ],
 )
-def test_damaged_document_is_named_and_others_are_read(tmp_path, name, content, problem):
+def test_damaged_document_is_named(tmp_path, name, content, problem):
     (tmp_path / name).write_bytes(content)
-    texts, [found] = read_damaged(f'text:{tmp_path}/*')
-    assert set(texts) <= {'x'}
-    assert f'{tmp_path}/{name}' in found
-    assert problem in found
-    assert found in get_source_error(f'text:{tmp_path}/*')
+    error = get_source_error(f'text:{tmp_path}/*')
+    assert f'{tmp_path}/{name}' in error
+    assert problem in error
 
 
-def test_null_and_non_utf8_parquet_values_are_damaged_documents(tmp_path):
-    values = pyarrow.array([b'ok', None, b'\xff'], pyarrow.binary()).view(pyarrow.string())
+@pytest.mark.parametrize('value', [None, b'\xff'])
+def test_null_and_non_utf8_parquet_values_are_named(tmp_path, value):
+    values = pyarrow.array([b'ok', value], pyarrow.binary()).view(pyarrow.string())
     pyarrow.parquet.write_table(pyarrow.table({'text': values}), tmp_path / 'a.parquet')
-    texts, problems = read_damaged(f'text:{tmp_path}/a.parquet')
-    assert texts == ['ok']
-    assert ['row 2' in problems[0], 'row 3' in problems[1]] == [True, True]
+    assert 'row 2' in get_source_error(f'text:{tmp_path}/a.parquet')
 
 
 @pytest.mark.parametrize('name', ['a.jsonl.gz', 'a.jsonl.zst', 'a.parquet'])
@@ -234,9 +214,7 @@ def test_chat_source_marks_only_assistant_messages_for_loss(tmp_path):
 )
 def test_invalid_chat_record_is_damaged_document(tmp_path, record, word):
     (tmp_path / 'a.jsonl').write_text(json.dumps(record))
-    texts, [problem] = read_damaged(f'chat:{tmp_path}/a.jsonl')
-    assert texts == []
-    assert word in problem
+    assert word in get_source_error(f'chat:{tmp_path}/a.jsonl')
 
 
 @pytest.mark.parametrize('name', ['a.jsonl.zst', 'a.parquet'])
@@ -284,8 +262,6 @@ def test_mixture_keeps_document_domains_and_normalizes_weights(component_dir):
         ({}, 'component'),
         (dict(A=dict(source='text:{}/a.jsonl', weight=1), B=dict(source='text:{}/b.txt')), 'weight for B'),
         (dict(A=dict(source='text:{}/a.jsonl', weight=-1)), '.weight'),
-        (dict(A=dict(source='text:{}/a.jsonl', weight=10**400)), '.weight'),
-        ({'A\nB': dict(source='text:{}/a.jsonl')}, "'A\\nB'"),
         (dict(A=dict(source='text:{}/a.jsonl', wight=1)), 'wight'),
         (dict(A=dict(source='text:{}/none')), "'A', text:"),
         (dict(A=dict(source='mixture:{}/m.json')), 'mixture'),

@@ -1,7 +1,5 @@
 """Confidence intervals of a mean over seeds: coverage and exact values."""
 
-import functools
-
 import numpy as np
 import pytest
 from hypothesis import given
@@ -55,50 +53,10 @@ def test_mean_interval_of_skewed_samples_has_nominal_coverage(n, first, second):
     assert 92.9 <= compute_coverage(compute_mean_interval, n, first, second) <= 97
 
 
-@SKEWED
-@pytest.mark.slow
-def test_mean_intervals_of_two_looks_have_nominal_joint_coverage(first, second):
-    """The first look has five seeds, and the second look has eight."""
-    difference_RN, truth = draw_differences(8, first, second), first[0] - second[0]
-    compute_look_interval = functools.partial(compute_mean_interval, level=LOOK_CONFIDENCE_LEVEL)
-    covered = find_covered(compute_look_interval, difference_RN[:, :5], truth) & find_covered(
-        compute_look_interval, difference_RN, truth
-    )
-    assert 93 <= 100 * np.mean(covered) <= 97
-
-
 def compute_student_interval(number_N):
     n = len(number_N)
     half_width = stats.t.ppf(0.975, n - 1) * np.std(number_N, ddof=1) / n**0.5
     return np.mean(number_N) - half_width, np.mean(number_N) + half_width
-
-
-@pytest.mark.parametrize('n', [5, 8])
-@pytest.mark.slow
-def test_mean_interval_width_is_close_to_student_width(n):
-    """A plain cubic correction reaches 2.4 times that width on skewed samples."""
-    rng = np.random.default_rng(0)
-    for samples in (rng.beta(0.7, 2, (REPEATS, n)), -(10.0 ** rng.normal(0, 2, (REPEATS, n)))):
-        widths, student_widths = (
-            [np.subtract(*compute_interval(number_N)) for number_N in samples]
-            for compute_interval in (compute_mean_interval, compute_student_interval)
-        )
-        ratios = np.divide(widths, student_widths)
-        assert ratios.min() > 0.9
-        assert ratios.max() < 1.6
-
-
-@pytest.mark.parametrize('n', [5, 8])
-@pytest.mark.parametrize('zero_fraction', [0.2, 0.3, 0.5, 0.7])
-@pytest.mark.slow
-def test_mean_interval_of_samples_with_zeros_covers_at_least_82_percent(n, zero_fraction):
-    """Some seeds have no sink. Five seeds may all be of one kind."""
-
-    def draw_samples(rng, shape):
-        return np.where(rng.random(shape) < zero_fraction, 0, rng.normal(0.5, 0.1, shape))
-
-    arguments = n, (0.5 * (1 - zero_fraction), draw_samples), ZEROS
-    assert compute_coverage(compute_mean_interval, *arguments) >= 82
 
 
 def test_mean_interval_of_symmetric_samples_equals_student_interval():

@@ -7,7 +7,6 @@ import pytest
 
 from sinklab.cli import sweep
 from sinklab.metrics.emergence import EmergenceSpan, merge_emergence
-from sinklab.metrics.metric import format_fixed
 from sinklab.report import summary_table, sweep_table
 from sinklab.report.statistics import compute_mean_interval
 from sinklab.report.sweep_table import RowResult
@@ -40,17 +39,6 @@ def make_recorded_row(row, *records_by_seed, published=None):
 
 def make_rows_and_spans(*row_results):
     return sweep_table.make_sweep_table(row_results), sweep_table.compute_spans(row_results)
-
-
-@pytest.mark.parametrize(
-    ('value', 'digits', 'sign', 'text'),
-    [
-        *[(-0.001, 2, '', '0.00'), (-0.001, 2, '+', '0.00'), (0.0, 1, '+', '0.0'), (-0.006, 2, '+', '-0.01')],
-        *[(0.25, 1, '+', '+0.2'), (100.0, 0, '', '100'), (float('nan'), 2, '', 'nan')],
-    ],
-)
-def test_format_fixed_omits_sign_of_rounded_zero(value, digits, sign, text):
-    assert format_fixed(value, digits, sign) == text
 
 
 @pytest.mark.parametrize(
@@ -125,22 +113,18 @@ def test_run_metrics_include_step_of_sink_emergence(rates, step):
 def test_merge_emergence_spans_and_counts_runs_with_sink(spans, expected, cell, is_learned):
     merged = merge_emergence(spans)
     assert (merged, merged.format_cell(), merged.is_learned) == (expected, cell, is_learned)
-    assert ('emerging' in merged.format_sentence('emerging')) == is_learned
+    assert ('emerges' in merged.format_sentence()) == is_learned
 
 
 def test_emergence_of_row_spans_its_seeds_and_agrees_with_that_of_run():
     run_records = make_records(0, 10, 40, 40)
     rows, spans = make_rows_and_spans(make_recorded_row('softmax', run_records))
     assert spans == {'softmax': EmergenceSpan(100, 200, 1, 1)}
-    assert summary_table.summarize_sink(run_records) == (40.0, spans['softmax'].format_sentence())
-    assert summary_table.summarize_sink_of_rows(rows, spans) == {'softmax': summary_table.summarize_sink(run_records)}
-    assert summary_table.summarize_sink([{'step': 0}])[0] is None
+    assert summary_table.describe_emergence(run_records) == spans['softmax'].format_sentence()
     softmax = make_recorded_row('softmax', run_records, make_records(0, 0, 0, 40), make_records(0, 0, 0, 0.5))
     results = softmax, make_recorded_row('sigmoid', make_records(0, 0)), make_recorded_row('silent', [{'step': 1}])
     rows, spans = make_rows_and_spans(*results)
     assert spans['softmax'] == EmergenceSpan(100, 300, 2, 3)
-    rate, _ = summary_table.summarize_sink_of_rows(rows, spans)['softmax']
-    assert round(rate, 3) == 26.833
     headings, lines = sweep.build_summary_table(rows, spans)
     column = headings.index('emerges (step)')
     assert [line[column] for line in lines] == ['100-300 (2 of 3)', 'none', '']
@@ -169,42 +153,3 @@ def test_metric_table_of_run_has_unit_published_value_and_meaning():
 def test_source_of_shown_values_and_failures_is_named(published, pattern):
     headings, _ = summary_table.make_metric_table(make_records(0, 40), published or {})
     assert re.search(pattern, summary_table.describe_published(dict(published=published, source='Table 4'), headings))
-
-
-def test_observations_have_measured_values_and_page():
-    results = {'a': (48.5, 'emerges by step 5'), 'b': (None, 'diverged 1/1')}
-    text = summary_table.format_observations(results, 'runs/report.html')
-    assert re.findall(r'[\d.]+ %|report.html', text) == ['48.5 %', 'report.html']
-    assert re.search(r'unknown\b.*\bb\b.*diverged 1/1', text)
-    assert summary_table.format_observations({str(row): (1.0, '') for row in range(7)}, 'page') == 'page: page'
-
-
-@pytest.mark.parametrize(
-    ('published', 'is_shown'), [({'sink/1': 18.18}, True), ({'sink/2': 1.0, 'fails': True}, False)]
-)
-def test_sweep_legend_covers_each_column(published, is_shown):
-    softmax = make_recorded_row('softmax', make_records(0, 40, **{'mass/row': 1.0}), published=published)
-    rows, spans = make_rows_and_spans(softmax, make_recorded_row('other', make_records(0, 0)))
-    headings, lines = sweep.build_summary_table(rows, spans)
-    legend = sweep.format_legend(headings, rows)
-    names = [heading.partition(' (')[0] for heading in headings]
-    assert [name for name in names if f'{name}: ' not in legend] == ['row', 'Sink_1 - softmax', 'end']
-    assert any('(' in cell for cell in lines[0]) == ('in parentheses' in legend) == is_shown
-    assert '±' not in legend
-
-
-def test_report_legend_covers_each_column():
-    legend = summary_table.format_legend(summary_table.RUN_HEADINGS)
-    names = [heading.partition(' (')[0] for heading in summary_table.RUN_HEADINGS]
-    assert [name for name in names if f'{name}: ' not in legend] == ['run', 'end']
-
-
-def test_quickstart_table_fits_80_columns(monkeypatch, capsys):
-    monkeypatch.setenv('COLUMNS', '80')
-    published = {'sink/1': 18.18, 'valid/loss': 3.73}
-    softmax = make_recorded_row('softmax', make_records(0, 10, 48.5, **{'mass/row': 0.3}), published=published)
-    sigmoid = make_recorded_row('sigmoid_apple', make_records(0, 0, 0, **{'mass/row': 0.3}))
-    sweep.print_table_with_note(*sweep.build_summary_table(*make_rows_and_spans(softmax, sigmoid)))
-    lines = capsys.readouterr().out.splitlines()
-    assert max(map(len, lines)) <= 80
-    assert [line.split()[0] for line in lines[-2:]] == ['softmax', 'sigmoid_apple'], 'each row in one line'

@@ -4,7 +4,7 @@ If the command was stopped, run it again to resume.
 
 SOURCE is one of
   stdlib                     the sources of this Python's standard library
-  text:GLOB                  .txt, .jsonl, .parquet, also .gz and .zst; as in 'text:corpus/*.{txt,jsonl}', also in a
+  text:GLOB                  .txt, .jsonl, .parquet, also .gz and .zst; as in 'text:corpus/*.jsonl', also in a
                              bucket: 'text:gs://bucket/pile/*.jsonl.zst'
   chat:GLOB                  .jsonl of {"messages": [{"role", "content"}, ...]}; the assistant's messages are marked
   tfds:NAME[:SPLIT]          a data set of TensorFlow Datasets in ArrayRecord, by name or folder
@@ -32,7 +32,7 @@ from sinklab.storage.paths import parse_path
 
 STORE_FIELDS = 'tokenizer', 'held_out', 'bos', 'end_token', 'fixed_token'  # fields of config.data that a store has
 CHECK_OPTIONS = 'length', 'batch_size'  # with --check only
-BUILD_OPTIONS = ('source', 'out', *STORE_FIELDS, 'vocabulary', 'lenient', 'shard_tokens')  # without --check only
+BUILD_OPTIONS = ('source', 'out', *STORE_FIELDS, 'vocabulary', 'shard_tokens')  # without --check only
 # {option: (type, metavar, help)}, of options with a value.
 OPTIONS = {
     'source': (str, 'SOURCE', 'documents, in one of the forms below'),
@@ -55,12 +55,6 @@ MAX_VOCABULARY_RATIO = 4  # a vocabulary below a fourth of that of a size belong
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, (value_type, metavar, text) in OPTIONS.items():
         parser.add_argument(f'--{name}', type=value_type, metavar=metavar, help=text)
-    parser.add_argument(
-        '--lenient',
-        action='store_true',
-        default=None,
-        help='drop damaged documents, and report them (default: stop at the first)',
-    )
     parser.add_argument('--json', action='store_true', help='print the result as JSON')
     parser.usage = '%(prog)s --source SOURCE --out DIR [options]\n       %(prog)s --check DIR [options]'
 
@@ -101,7 +95,7 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
 def parse_settings(args: argparse.Namespace) -> dict[str, Any]:
     """Return the given options, checked as config fields of the same name, and defaults for the others."""
     defaults = dict.fromkeys(OPTIONS) | {name: getattr(Spec().data, name) for name in STORE_FIELDS}
-    defaults |= dict(vocabulary=Spec().model.vocabulary, shard_tokens=1 << 24, lenient=bool(args.lenient))
+    defaults |= dict(vocabulary=Spec().model.vocabulary, shard_tokens=1 << 24)
     types = get_field_types(ModelConfig) | get_field_types(OptimizerConfig) | get_field_types(DataConfig)
     types |= dict(out=str, check=str, shard_tokens=PositiveInt)
     given = {name: value for name, value in vars(args).items() if name in OPTIONS and value is not None}
@@ -121,7 +115,7 @@ def build_store(args: argparse.Namespace, fields: dict[str, Any]) -> None:
             f'--vocabulary={vocabulary}: a tokenizer trained here has {MIN_TRAINED_VOCABULARY} to '
             f'{MAX_TRAINED_VOCABULARY} ids'
         )
-    names = ('source', 'lenient', 'shard_tokens', *STORE_FIELDS)
+    names = ('source', 'shard_tokens', *STORE_FIELDS)
     recipe = Recipe(vocabulary=vocabulary, **{name: fields[name] for name in names})
     prepare_store(recipe, parse_path(args.out))
 

@@ -5,7 +5,7 @@ mean and spread.
 
 example:
   sinklab report runs/quickstart/* --png
-  sinklab report runs/sweep --pdf --latex
+  sinklab report runs/sweep --pdf
 """
 
 import argparse
@@ -17,7 +17,6 @@ from pathlib import Path
 
 from sinklab.errors import UserError, format_extra_command
 from sinklab.run_dir import RunDir
-from sinklab.storage.files import atomic_write
 from sinklab.storage.paths import find_common_folder, is_remote, make_absolute, parse_path
 from sinklab.sweep import plan, results
 
@@ -38,9 +37,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     for kind in PICTURE_KINDS:
         parser.add_argument(f'--{kind}', action='store_true', help=f'also write the pictures as {kind.upper()} files')
-    parser.add_argument(
-        '--latex', action='store_true', help='also write the table by row as LaTeX (table.tex, with booktabs)'
-    )
     parser.add_argument('--json', action='store_true', help='print the table as JSON')
 
 
@@ -96,8 +92,8 @@ def choose_report_dir(run_paths: list[str]) -> Path:
 
 
 def write_report(out_dir: Path, runs: list, args: argparse.Namespace, verdicts: list[dict]) -> None:
-    """Write report.html and the requested pictures and LaTeX table."""
-    from sinklab.report import page, run_groups, sweep_table
+    """Write report.html and the requested pictures."""
+    from sinklab.report import page
 
     try:
         if not is_remote(out_dir):
@@ -107,12 +103,6 @@ def write_report(out_dir: Path, runs: list, args: argparse.Namespace, verdicts: 
             from sinklab.report import pictures
 
             pictures.write_pictures(out_dir, runs, kinds)
-        if args.latex:
-            rows = run_groups.make_group_table(run_groups.group_runs(runs))
-            spans = {row['row']: row['span'] for row in rows if row['span']}
-            with atomic_write(out_dir / 'table.tex') as unfinished:
-                text = sweep_table.format_latex_table(*sweep_table.format_table_cells(rows, spans))
-                unfinished.write_text(text, encoding='utf-8')
     except OSError as error:
         raise UserError(f'{out_dir} cannot be written ({error.strerror}); choose another --out') from error
     except ImportError as error:

@@ -185,17 +185,15 @@ def format_json(rows: list[dict]) -> str:
 
 def print_summary(args: argparse.Namespace, rows: list[dict], spans: dict, stop_signal: int | None) -> None:
     """Print the results of all runs, after writing report.html if it is requested."""
-    from sinklab.report import summary_table
-
     page_path = report.write_page(parse_path(args.workdir)) if args.report and not stop_signal else None
     if args.json:
         print(format_json(rows))
     elif not stop_signal:
         headings, lines = build_summary_table(rows, spans)
         print_table_with_note(headings, lines, format_legend(headings, rows))
-        observations = summary_table.summarize_sink_of_rows(rows, spans)
-        print_wrapped(summary_table.format_observations(observations, page_path))
-        if page_path is None:
+        if page_path:
+            print(f'page: {page_path}')
+        else:
             print_status(f'For a report with plots: {shlex.join(["sinklab", "report", args.workdir])}')
 
 
@@ -224,12 +222,13 @@ def build_summary_table(rows: list[dict], spans: dict) -> tuple[list[str], list[
 
 def format_legend(headings: list[str], rows: list[dict]) -> str:
     """Format the legend of the summary table: the meaning of its columns and cells."""
-    from sinklab.report import summary_table, sweep_table
+    from sinklab.report import summary_table
 
     parts = [summary_table.format_legend(headings)]
     if any(list(row['seeds'].values()).count('done') > 1 for row in rows):
         parts.append('±: standard deviation over runs')
-    if sweep_table.has_published_cells(rows):
+    shown = {name for row in rows for name in row['ours']}
+    if any(row['published'].get(name) is not None for row in rows for name in shown):
         parts.append('in parentheses: published value of another model')
     return f'{"; ".join(parts)}.'
 

@@ -344,10 +344,10 @@ def print_results(run_dir: RunDir, row: dict, records: list[dict]) -> None:
 
     name, console = row['row'] or row['config'], terminal.make_console(width=100)
     headings, rows = summary_table.make_metric_table(records, row.get('published') or {})
-    console.print(f'{name}: done, {summary_table.format_steps_and_seconds(records[-1])}', soft_wrap=True)
+    console.print(f'{name}: done, {records[-1]["step"]} steps in {records[-1]["seconds"]:.0f} s', soft_wrap=True)
     terminal.print_table(console, headings, rows, left_columns=['what it is'], wrap_columns=['what it is'])
     if published := summary_table.describe_published(row, headings):
         console.print(published, soft_wrap=not console.is_terminal)
-    summary = summary_table.format_observations({name: summary_table.summarize_sink(records)})
-    console.print(f'{summary}; run: {run_dir}', soft_wrap=not console.is_terminal)
+    emergence = summary_table.describe_emergence(records)
+    console.print(f'Sink_1 {emergence}; run: {run_dir}', soft_wrap=not console.is_terminal)
     print(f'For a report with plots: {shlex.join(["sinklab", "report", str(run_dir)])}')

@@ -52,15 +52,15 @@ class Windows:
         self.token_arrays, self.data, self.vocabulary, self.label = token_arrays, data, vocabulary, label
         self.size, self.with_fixed_token = data.length + 1, with_fixed_token
         self.ends = list(itertools.accumulate(len(tokens) // self.size for tokens in token_arrays))
-        self.num_all = self.ends[-1]  # windows of the tokens, whatever the share
-        if self.num_all < 1:
+        num_windows = self.ends[-1]
+        if num_windows < 1:
             problem = f'the split {label!r} has {sum(map(len, token_arrays))} tokens, but a window needs {self.size}'
             raise UserError(f'{problem}; lower config.data.length, or give more text')
         # The numbers of the windows that are used.
-        self.numbers: range | np.ndarray = range(self.num_all)
+        self.numbers: range | np.ndarray = range(num_windows)
         if share < 1:
-            count = max(1, round(share * self.num_all))
-            self.numbers = np.random.default_rng(data.seed).permutation(self.num_all)[:count]
+            count = max(1, round(share * num_windows))
+            self.numbers = np.random.default_rng(data.seed).permutation(num_windows)[:count]
 
     def __len__(self) -> int:
         return len(self.numbers)

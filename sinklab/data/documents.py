@@ -37,18 +37,6 @@ class Document:
         return all(not text or text.isspace() for text, _ in self.parts)
 
 
-OnDamaged = Callable[[str], None]
-
-
-def refuse_damaged(problem: str) -> None:
-    """Raise UserError for a document that cannot be read, such as 'pile/03.jsonl, line 17 is not UTF-8 (byte 3)'."""
-    raise UserError(f'{problem}; repair it, remove it, or drop it with prepare --lenient')
-
-
-def ignore_damaged(problem: str) -> None:
-    """Leave a document out that cannot be read."""
-
-
 @dataclasses.dataclass(frozen=True)
 class SourcePiece:
     """A part of a source: a file, or a range of examples of a data set.
@@ -56,13 +44,12 @@ class SourcePiece:
     Attributes:
         name: Unique within the source.
         size: Bytes on disk.
-        read: Function that yields the documents one at a time. Its argument is called for each document that cannot
-            be read, with a description; it raises, or the document is left out.
+        read: Function that yields the documents one at a time, and raises UserError for one that cannot be read.
     """
 
     name: str
     size: int
-    read: Callable[[OnDamaged], Iterator[Document]]
+    read: Callable[[], Iterator[Document]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,13 +74,13 @@ class Source:
     def size(self) -> int:
         return sum(piece.size for piece in self.pieces)
 
-    def read_documents(self, on_damaged: OnDamaged = refuse_damaged) -> Iterator[Document]:
+    def read_documents(self) -> Iterator[Document]:
         for piece in self.pieces:
-            yield from piece.read(on_damaged)
+            yield from piece.read()
 
 
 class RecordError(ValueError):
-    """One record that cannot be used; other records of the file are not affected."""
+    """A record that cannot be used; `convert_records` adds where it is."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,18 +112,16 @@ def convert_records(
     decode_record: Callable[[Any], dict[str, Any]],
     fields: FieldNames,
     read_content: ContentReader,
-    on_damaged: OnDamaged,
 ) -> Iterator[Document]:
-    """Convert records (name, location, record) of a piece to documents."""
+    """Convert records (name, location, record) of a piece to documents; raise UserError for a damaged record."""
     for name, location, record in records:
         try:
             values = decode_record(record)
             parts = read_content(values, fields.content)
             document = Document(name, parts, get_string(values, fields.domain) if fields.domain else '')
         except RecordError as error:
-            on_damaged(f'{location} {error}')
-        else:
-            yield document
+            raise UserError(f'{location} {error}; repair it, or remove it') from error
+        yield document
 
 
 def read_text(values: dict[str, Any], path: str) -> TextParts:

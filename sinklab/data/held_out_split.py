@@ -6,7 +6,7 @@ import itertools
 import re
 from collections.abc import Iterator
 
-from sinklab.data.documents import Document, OnDamaged, Source, SourcePiece, ignore_damaged, refuse_damaged
+from sinklab.data.documents import Document, Source, SourcePiece
 from sinklab.errors import UserError
 
 SAMPLE_CHARS = 1 << 26  # characters of the sample that the tokenizer is trained on
@@ -14,9 +14,7 @@ SAMPLE_CHARS = 1 << 26  # characters of the sample that the tokenizer is trained
 WORD_BORDER, MAX_BORDER_CHARS = re.compile(r'(?<=\S)\s+(?=\S)'), 1000
 
 
-def survey_corpus(
-    source: Source, held_out: float, with_texts: bool, on_damaged: OnDamaged = refuse_damaged
-) -> tuple[int, list[str]]:
+def survey_corpus(source: Source, held_out: float, with_texts: bool) -> tuple[int, list[str]]:
     """Choose the held-out documents of a corpus, and sample the training texts for the tokenizer.
 
     A corpus that fits the sample is split exactly. For a larger corpus the limit is the fraction `held_out` of the
@@ -26,7 +24,6 @@ def survey_corpus(
         source: The data source.
         held_out: Fraction of the documents to hold out.
         with_texts: Also sample texts.
-        on_damaged: Called for each damaged document.
 
     Returns:
         (limit, texts): documents whose key is below the limit are held out.
@@ -35,12 +32,12 @@ def survey_corpus(
         UserError: A corpus that fits the sample has fewer than two documents.
     """
     if source.limit is None and (with_texts or source.size <= SAMPLE_CHARS):
-        documents, is_complete = take_documents(source.read_documents(on_damaged), SAMPLE_CHARS)
+        documents, is_complete = take_documents(source.read_documents(), SAMPLE_CHARS)
         if is_complete:
             limit = compute_key_threshold([hash_document_name(document.name) for document in documents], held_out)
             return limit, [document.text for document in documents if hash_document_name(document.name) >= limit]
     limit = int(held_out * 2**64) if source.limit is None else source.limit
-    return limit, sample_pieces(source, limit, on_damaged) if with_texts else []
+    return limit, sample_pieces(source, limit) if with_texts else []
 
 
 def split_single_text(source: Source, held_out: float) -> Source:
@@ -48,14 +45,14 @@ def split_single_text(source: Source, held_out: float) -> Source:
 
     The source is returned unchanged if it has more documents, has a loss mask, or has a text that is too short.
     """
-    documents = source.read_documents(ignore_damaged)
+    documents = source.read_documents()
     first_two = list(itertools.islice((document for document in documents if not document.is_blank), 2))
     split_pair = split_document(first_two[0], held_out) if len(first_two) == 1 and not source.masked else None
     if split_pair is None:
         return source
 
-    def read(on_damaged: OnDamaged) -> Iterator[Document]:
-        for document in source.read_documents(on_damaged):
+    def read() -> Iterator[Document]:
+        for document in source.read_documents():
             yield from (document,) if document.is_blank else split_document(document, held_out)
 
     piece = SourcePiece(first_two[0].name, source.size, read)
@@ -84,11 +81,11 @@ def split_document(document: Document, held_out: float) -> tuple[Document, Docum
     return (tail, head) if is_first_held_out else (head, tail)
 
 
-def sample_pieces(source: Source, limit: int, on_damaged: OnDamaged) -> list[str]:
+def sample_pieces(source: Source, limit: int) -> list[str]:
     """Sample training texts of a large corpus: the first documents of the pieces, in order of their keys."""
     chars_per_piece, num_chars, texts = max(SAMPLE_CHARS // len(source.pieces), SAMPLE_CHARS >> 10), 0, []
     for piece in sorted(source.pieces, key=lambda piece: hash_document_name(piece.name)):
-        documents, _ = take_documents(piece.read(on_damaged), chars_per_piece)
+        documents, _ = take_documents(piece.read(), chars_per_piece)
         texts += [
             document.text[:chars_per_piece] for document in documents if hash_document_name(document.name) >= limit
         ]

@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 
 from sinklab.data import tokenizer
-from sinklab.data.documents import Document, Source, ignore_damaged, refuse_damaged
+from sinklab.data.documents import Document, Source
 from sinklab.data.held_out_split import hash_document_name, split_single_text, survey_corpus
 from sinklab.data.prefetch import prefetch
 from sinklab.data.sources import open_source
@@ -46,7 +46,6 @@ from sinklab.storage.paths import is_remote
 
 TASK_CHARS = 1 << 21  # characters that are tokenized at once, in parallel
 MAX_DOMAINS = 200  # each domain keeps shard files open
-MAX_DAMAGED_SHOWN = 10  # dropped damaged documents that are named; further ones are only counted
 PROGRESS_SECONDS = 10.0  # seconds between two progress lines
 PROBE_SEQUENCES, PROBE_LENGTH = 128, 2048  # size of the random and repeated probe sequences
 SHARED_SETTINGS = ('bos', 'end_token', 'fixed_token', 'held_out')  # must be equal in a store and a run's config.data
@@ -63,7 +62,6 @@ class Recipe:
     bos: str
     end_token: int
     fixed_token: int
-    lenient: bool = False  # damaged documents are dropped and counted, not refused
     shard_tokens: int = 1 << 24
 
 
@@ -100,9 +98,8 @@ def digest_json(content: Any) -> str:
 
 
 def build_request(recipe: Recipe, source: Source) -> dict[str, Any]:
-    """Build the settings that all attempts must share; `lenient` is not among them and may change."""
+    """Build the settings that all attempts must share."""
     fields = dataclasses.asdict(recipe)
-    del fields['lenient']
     if recipe.tokenizer != 'train':
         fields['tokenizer'] = digest_json(tokenizer.read_tokenizer_json(recipe.tokenizer))
     return {**fields, 'format': FORMAT_VERSION, 'identity': digest_json(source.identity)}
@@ -115,8 +112,7 @@ def write_plan(folder: Path, recipe: Recipe, source: Source) -> dict[str, Any]:
         UserError: The source cannot be split, or the tokenizer is invalid.
     """
     train = recipe.tokenizer == 'train'
-    on_damaged = ignore_damaged if recipe.lenient else refuse_damaged
-    limit, texts = survey_corpus(source, recipe.held_out, train, on_damaged)
+    limit, texts = survey_corpus(source, recipe.held_out, train)
     if train:
         text, name = tokenizer.train_tokenizer(texts, recipe.vocabulary), 'the tokenizer trained here'
     else:
@@ -143,13 +139,11 @@ def read_plan(folder: Path, recipe: Recipe, source: Source) -> dict[str, Any] | 
             raise UserError(f'{folder} contains files but no token store ({unexpected[0]}); give a new folder')
         return None
     plan, request = read_json(file, remedy=remedy), build_request(recipe, source)
-    changes = [f'{name} {plan.get(name)} -> {value}' for name, value in request.items() if plan.get(name) != value]
-    if changes and plan.get('identity') != request['identity']:
-        changes = changes[:-1] or ['the files of the source have changed since']
-    if not changes and hash_file(folder / TOKENIZER_FILE) != plan['tokenizer_sha256']:
-        changes = ['tokenizer.json has changed since']
+    request['tokenizer_sha256'] = hash_file(folder / TOKENIZER_FILE)
+    changes = [name for name, value in request.items() if plan.get(name) != value]
     if changes:
-        raise UserError(f'{folder} was started from other inputs ({"; ".join(changes)}); {remedy}')
+        changes = ['files of the source' if name == 'identity' else name for name in changes]
+        raise UserError(f'{folder} was started from other inputs ({", ".join(changes)} changed); {remedy}')
     return plan
 
 
@@ -257,8 +251,6 @@ class StoreBuilder:
                 for piece, piece_ids in zip(pieces, ids, strict=True):
                     self.write_piece(piece, piece_ids)
                 self.print_progress()
-        if (num_unnamed := self.dropped['damaged'] - MAX_DAMAGED_SHOWN) > 0:
-            print_status(f'dropped: {num_unnamed:,} more damaged documents')
         for writer in self.writers.values():
             writer.finish_shard()
         shards = [shard for writer in self.writers.values() for shard in writer.shards]
@@ -299,7 +291,7 @@ class StoreBuilder:
 
     def iter_pieces(self) -> Iterator[Piece]:
         for source_piece in self.source.pieces:
-            for document in source_piece.read(self.drop_damaged):
+            for document in source_piece.read():
                 self.print_progress()
                 if document.is_blank:
                     self.dropped['empty'] += 1
@@ -308,13 +300,6 @@ class StoreBuilder:
                 if not writer.skip_document():
                     yield from self.split_document(document, writer)
             self.num_read += 1
-
-    def drop_damaged(self, problem: str) -> None:
-        if not self.recipe.lenient:
-            refuse_damaged(problem)
-        self.dropped['damaged'] += 1
-        if self.dropped['damaged'] <= MAX_DAMAGED_SHOWN:
-            print_status(f'dropped: {problem}')
 
     def get_writer(self, document: Document) -> ShardWriter:
         domain, split = document.domain, 'held_out' if hash_document_name(document.name) < self.limit else 'train'

@@ -44,7 +44,6 @@ class RunData:
     fingerprint: dict[str, str | int]  # digests and settings that determine the batches
     triggers: int | None = None  # ids below this number are trigger tokens of Bigram-Backcopy
     tokenizer: str | None = None  # contents of tokenizer.json
-    messages: tuple[str, ...] = ()  # status lines for the user
 
     def is_trigger(self, ids_NT: np.ndarray) -> np.ndarray | None:
         """Return the mask of trigger tokens, or None if the task has no triggers."""
@@ -104,19 +103,6 @@ def load_text_data(spec: Spec) -> RunData:
         probe_PT=set_fixed_token(probe_PT, data) if data.fixed_held_out else probe_PT,
         fingerprint=make_fingerprint(spec, batches, store=store.digest, tokenizer=store.meta['tokenizer'][:16]),
         tokenizer=store.read_tokenizer_json(),
-        messages=format_share(data, train),
-    )
-
-
-def format_share(data: DataConfig, train: list[Windows]) -> tuple[str, ...]:
-    """Format `data.share` in training tokens, the unit of the paper's tables; nothing for a share of 1."""
-    if data.share == 1:
-        return ()
-    used_windows, all_windows = sum(map(len, train)), sum(part.num_all for part in train)
-    used_tokens, all_tokens = (count * (data.length + 1) for count in (used_windows, all_windows))
-    return (
-        f'data.share {data.share:g} is {used_tokens:,} of {all_tokens:,} training tokens; '
-        'in the paper, of 5,000,000,000',
     )
 
 

@@ -25,7 +25,6 @@ from sinklab.data.documents import (
     ContentReader,
     Document,
     FieldNames,
-    OnDamaged,
     RecordError,
     Source,
     SourcePiece,
@@ -39,10 +38,9 @@ from sinklab.data.documents import (
 from sinklab.data.tfds import open_tfds
 from sinklab.errors import UserError, format_error, format_unknown_name
 from sinklab.storage.files import read_json
-from sinklab.storage.paths import find_common_folder, get_file_system, is_remote, make_relative, parse_path
+from sinklab.storage.paths import get_file_system, is_remote, make_relative, parse_path
 
 WILDCARD = re.compile(r'[*?[]')
-BRACES = re.compile(r'\{([^{}]*,[^{}]*)\}')
 BEGINNING_BYTES = 1 << 13  # bytes of a file of unknown format that show whether it is text
 PARQUET_BATCH_ROWS = 256  # rows of a table in memory at once
 SKIPPED_NAMES = {'site-packages', 'test', 'tests', 'idle_test'}
@@ -66,20 +64,14 @@ class SourceFile(NamedTuple):
 
 
 def match_files(pattern: str) -> list[SourceFile]:
-    """Return the files that match a pattern with *, **, ?, [abc] and {a,b}, sorted by name.
+    """Return the files that match a pattern with *, **, ? and [abc], sorted by name.
 
     Raises:
         UserError: A file or the bucket cannot be read.
     """
-    find_files = find_objects if is_remote(pattern) else find_local_files
-    infos: dict[str, Any] = {}
-    roots = []
-    for alternative in [pattern] if pattern in find_files(pattern) else expand_braces(pattern):
-        matches = find_files(alternative)
-        is_literal = alternative in matches or not glob.has_magic(alternative)
-        roots.append(os.path.dirname(alternative if is_literal else WILDCARD.split(alternative)[0]))
-        infos |= matches
-    root = find_common_folder([parse_path(root) for root in roots])
+    infos = find_objects(pattern) if is_remote(pattern) else find_local_files(pattern)
+    is_literal = pattern in infos or not glob.has_magic(pattern)
+    root = parse_path(os.path.dirname(pattern if is_literal else WILDCARD.split(pattern)[0]))
     files = []
     for path, info in infos.items():
         name = os.fsencode(make_relative(parse_path(path), root)).decode(errors='backslashreplace')
@@ -87,16 +79,8 @@ def match_files(pattern: str) -> list[SourceFile]:
     return sorted(files, key=lambda file: file.name)
 
 
-def expand_braces(pattern: str) -> list[str]:
-    """Expand braces as a shell does: a.{txt,jsonl} -> a.txt, a.jsonl."""
-    if not (braces := BRACES.search(pattern)):
-        return [pattern]
-    before, after = pattern[: braces.start()], pattern[braces.end() :]
-    return [expanded for part in braces[1].split(',') for expanded in expand_braces(f'{before}{part}{after}')]
-
-
 def find_local_files(pattern: str) -> dict[str, tuple[int, int]]:
-    """Return (size, time of the last change) by path of the files that match a pattern without braces."""
+    """Return (size, time of the last change) by path of the files that match a pattern."""
     paths = [pattern] if os.path.isfile(pattern) else glob.glob(pattern, recursive=True)
     infos = {}
     for path in paths:
@@ -108,7 +92,7 @@ def find_local_files(pattern: str) -> dict[str, tuple[int, int]]:
 
 
 def find_objects(pattern: str) -> dict[str, tuple[int, str]]:
-    """Return (size, digest) by URL of the objects that match a pattern without braces, as on a disk."""
+    """Return (size, digest) by URL of the objects that match a pattern, as on a disk."""
     file_system = get_file_system()
     with translate_read_errors(pattern):
         if glob.has_magic(pattern) and not file_system.isfile(pattern):
@@ -269,14 +253,9 @@ def open_stdlib(source_name: str, argument: str) -> Source:
     return make_file_source('stdlib', sorted(files, key=lambda file: file.name), read_python_file)
 
 
-def read_python_file(file: SourceFile, on_damaged: OnDamaged) -> Iterator[Document]:
-    try:
-        with translate_read_errors(file.path), tokenize.open(file.path) as python:  # honours a coding cookie
-            text = python.read()
-    except (UnicodeDecodeError, SyntaxError) as error:
-        on_damaged(f'{file.path} is not Python ({format_error(error)})')
-    else:
-        yield Document(file.name, ((text, True),))
+def read_python_file(file: SourceFile) -> Iterator[Document]:
+    with translate_read_errors(file.path), tokenize.open(file.path) as python:  # honours a coding cookie
+        yield Document(file.name, ((python.read(), True),))
 
 
 def open_text_source(source_name: str, argument: str) -> Source:
@@ -309,7 +288,7 @@ def open_record_source(
     if text_files and fields != FieldNames('text', ''):
         raise UserError(f'{source_name} names fields, but {text_files[0]} is plain text; match other files')
 
-    def read(file: SourceFile, on_damaged: OnDamaged) -> Iterator[Document]:
+    def read(file: SourceFile) -> Iterator[Document]:
         unit, read_records, decode_record = formats_of_files[file]
         records = (
             (f'{file.name}:{number}', f'{file.path}, {unit} {number}', record)
@@ -317,12 +296,12 @@ def open_record_source(
             else (file.name, str(file.path), record)
             for number, record in read_records(file.path, fields)
         )
-        return convert_records(records, decode_record, fields, read_content, on_damaged)
+        return convert_records(records, decode_record, fields, read_content)
 
     return make_file_source(source_name.partition(':')[0], files, read, fields.content, fields.domain)
 
 
-FileReader = Callable[[SourceFile, OnDamaged], Iterator[Document]]
+FileReader = Callable[[SourceFile], Iterator[Document]]
 
 
 def make_file_source(kind: str, files: list[SourceFile], read: FileReader, *options: str) -> Source:
@@ -335,7 +314,7 @@ class Component(msgspec.Struct, forbid_unknown_fields=True):
     """A component of the JSON file of a mixture."""
 
     source: str
-    weight: Annotated[float, msgspec.Meta(gt=0, le=1e100)] | None = None  # the limit keeps the sum finite
+    weight: Annotated[float, msgspec.Meta(gt=0)] | None = None
 
 
 def open_mixture(source_name: str, argument: str) -> Source:
@@ -365,10 +344,6 @@ def open_mixture(source_name: str, argument: str) -> Source:
 
 def open_component(source_name: str, name: str, component: str) -> Source:
     label = f'{source_name}, {name[:80]!a},'
-    if not name.isprintable() or not name or '/' in name:
-        raise UserError(f'{label} is not a name of a domain; use printable text without /')
-    if 'domain=' in component.rpartition('#')[2]:
-        raise UserError(f'{label} sets another domain after #, but its documents have this one; remove domain=')
     if component.startswith('mixture:'):
         raise UserError(f'{label} is a mixture itself; give its components here')
     try:
@@ -378,8 +353,8 @@ def open_component(source_name: str, name: str, component: str) -> Source:
 
 
 def set_domain(piece: SourcePiece, name: str) -> SourcePiece:
-    def read(on_damaged: OnDamaged) -> Iterator[Document]:
-        for document in piece.read(on_damaged):
+    def read() -> Iterator[Document]:
+        for document in piece.read():
             yield dataclasses.replace(document, name=f'{name}/{document.name}', domain=name)
 
     return dataclasses.replace(piece, name=f'{name}/{piece.name}', read=read)

@@ -12,7 +12,6 @@ import functools
 import itertools
 import os
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Annotated, Literal, NotRequired, TypedDict
 
@@ -23,7 +22,6 @@ from sinklab.data.tokenizer import Tokenizer, load_tokenizer, read_tokenizer_jso
 from sinklab.errors import UserError, format_error, format_unknown_name, print_status
 from sinklab.storage.cache_dir import get_cache_dir
 from sinklab.storage.files import (
-    atomic_write,
     hash_file,
     open_writable_folder,
     read_arrays,
@@ -42,7 +40,6 @@ DOCUMENT_DTYPE = np.dtype([('start', '<u8'), ('key', '<u8')])
 # A store with at most this many bytes of ids is verified by digest on opening; `prepare --check` verifies any store.
 MAX_VERIFIED_BYTES = 1 << 30
 MAX_MAPPED_FILES = 512  # memory-mapped files kept open; a process may open 1,024 files by default
-COPY_THREADS = 8
 MAX_SHOWN_CHARS = 160
 REMEDY = 'copy it again, or delete it and run its prepare command again'
 Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
@@ -279,31 +276,24 @@ def list_digests(meta: dict, shards: list[Shard]) -> dict[str, str]:
 def copy_store(source: Path) -> Path:
     """Copy a store from a bucket into the cache and return its folder; a complete copy is used again.
 
-    Each file is complete, with its digest, or absent; an interrupted copy continues.
+    The copy has meta.json once all files are complete, with their digests.
 
     Raises:
         UserError: The store is damaged or unfinished, or the cache cannot be written.
     """
     meta, shards = read_meta(source)
     folder, digests = get_cache_dir() / 'stores' / meta['digest'], list_digests(meta, shards)
-    file_system = get_file_system()
-
-    def copy_file(name: str) -> None:
-        if (folder / name).exists():
-            return
-        with atomic_write(folder / name) as temporary_path:
-            try:
-                file_system.get_file(os.fspath(source / name), os.fspath(temporary_path))
-            except OSError as error:
-                raise UserError(f'{name} of {source} cannot be copied ({format_error(error)}); {REMEDY}') from error
-            if hash_file(temporary_path) != digests[name]:
-                raise UserError(f'{source} is damaged: {name} differs from its sha256; {REMEDY}')
-
     with lock_folder(folder, f'another process copies {source} to {folder}'):
-        if not (folder / META_FILE).exists():
-            num_bytes = sum(shard.tokens for shard in shards) * np.dtype(meta['dtype']).itemsize
-            print_status(f'copying {source} to {folder}, {num_bytes / 1e6:,.0f} MB')
-            with ThreadPoolExecutor(COPY_THREADS) as pool:
-                list(pool.map(copy_file, digests))
-            write_text(folder / META_FILE, (source / META_FILE).read_text())
+        if (folder / META_FILE).exists():
+            return folder
+        num_bytes = sum(shard.tokens for shard in shards) * np.dtype(meta['dtype']).itemsize
+        print_status(f'copying {source} to {folder}, {num_bytes / 1e6:,.0f} MB')
+        try:
+            get_file_system().get([f'{source}/{name}' for name in digests], [str(folder / name) for name in digests])
+        except OSError as error:
+            raise UserError(f'{source} cannot be copied ({format_error(error)}); {REMEDY}') from error
+        for name, digest in digests.items():
+            if hash_file(folder / name) != digest:
+                raise UserError(f'{source} is damaged: {name} differs from its sha256; {REMEDY}')
+        write_text(folder / META_FILE, (source / META_FILE).read_text())
     return folder

@@ -1,6 +1,5 @@
 """Data sets of TensorFlow Datasets in ArrayRecord format, read without TensorFlow."""
 
-import bisect
 import contextlib
 import itertools
 import os
@@ -10,12 +9,8 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
-import numpy as np
-
 from sinklab.data.documents import (
     Document,
-    FieldNames,
-    OnDamaged,
     Source,
     SourcePiece,
     convert_records,
@@ -26,20 +21,18 @@ from sinklab.data.documents import (
 from sinklab.errors import UserError, format_error, format_unknown_name
 
 EXAMPLES_PER_READ = 32  # examples read at once
-MAX_PIECES = 64  # pieces of a split
 ARRAY_RECORD_FLAG = '--file_format=array_record'
-SPLIT_PART = r'[\w-]+(\[[^\]]*\](\([^)]*\))?)?'
-NAME_AND_SPLIT = re.compile(rf'(?P<name>.+?(:[\d*]+\.[\d*]+\.[\d*]+)?)(:(?P<split>{SPLIT_PART}(\+{SPLIT_PART})*))?')
+NAME_AND_SPLIT = re.compile(r'(?P<name>.+?)(:(?P<split>[A-Za-z_].*))?')  # a name may end with :VERSION
 
 
 def open_tfds(source_name: str, argument: str) -> Source:
     """Open a split of a data set of TensorFlow Datasets, one document per example.
 
     Raises:
-        UserError: The data set, its split or a field does not exist, or it needs TensorFlow.
+        UserError: The data set or its split does not exist, or it needs TensorFlow.
     """
     tfds = import_library('tensorflow_datasets', source_name)
-    name_and_split, fields = parse_field_options(source_name, argument, '')
+    name_and_split, fields = parse_field_options(source_name, argument, 'text')
     if not (match := NAME_AND_SPLIT.fullmatch(name_and_split)):
         raise UserError(f'{source_name} names no data set; give tfds:NAME, tfds:NAME:SPLIT or tfds:FOLDER:SPLIT')
     split = match['split'] or 'train'
@@ -49,9 +42,6 @@ def open_tfds(source_name: str, argument: str) -> Source:
     except (ValueError, KeyError) as error:
         message = f'{source_name}: the split {split}'
         raise UserError(format_unknown_name(message, split, builder.info.splits, 'splits')) from error
-    spans = sorted((file.filename, file.skip, file.skip + file.take) for file in files)
-    if not spans or any(left[0] == right[0] and right[1] < left[2] for left, right in itertools.pairwise(spans)):
-        raise UserError(f'{source_name} has no example, or one twice; give each part of a split once')
     try:
         examples = builder.as_data_source(split)
         infos = [os.stat(file.filename) for file in files]
@@ -62,38 +52,35 @@ def open_tfds(source_name: str, argument: str) -> Source:
         ) from error
     except Exception as error:  # of a C++ reader
         raise UserError(f'{source_name} cannot be read ({format_error(error)}); prepare it again') from error
-    fields = choose_fields(source_name, fields, dict(list_string_features(tfds, builder.info.features)))
-    sizes = [info.st_size * file.take // file.examples_in_shard for file, info in zip(files, infos, strict=True)]
-    starts = [0, *itertools.accumulate(file.take for file in files)]
-    count, size = len(examples), sum(sizes)
 
-    def read_records(first: int, last: int) -> Iterator[tuple[str, str, Any]]:
-        for start in range(first, last, EXAMPLES_PER_READ):
-            indices = range(start, min(start + EXAMPLES_PER_READ, last))
+    def read_examples(start: int, end: int) -> Iterator[Any]:
+        for first in range(start, end, EXAMPLES_PER_READ):
             try:
-                values = examples.__getitems__(list(indices))
+                yield from examples.__getitems__(list(range(first, min(first + EXAMPLES_PER_READ, end))))
             except Exception as error:  # of a C++ reader, or of a decoder
                 problem = f'{source_name} is truncated or damaged ({format_error(error)})'
                 raise UserError(f'{problem}; prepare it again') from error
-            for index, value in zip(indices, values, strict=True):
-                part = bisect.bisect_right(starts, index) - 1
-                path, number = files[part].filename, files[part].skip + index - starts[part] + 1
-                yield f'{os.path.basename(path)}:{number}', f'{path}, example {number}', value
 
-    def make_piece(first: int, last: int) -> SourcePiece:
-        def read(on_damaged: OnDamaged) -> Iterator[Document]:
-            return convert_records(read_records(first, last), dict, fields, read_text, on_damaged)
+    def make_piece(file: Any, size: int, start: int) -> SourcePiece:
+        name = os.path.basename(file.filename)
 
-        return SourcePiece(f'{name_and_split}:{first}-{last}', size * last // count - size * first // count, read)
+        def read() -> Iterator[Document]:
+            records = (
+                (f'{name}:{number}', f'{file.filename}, example {number}', value)
+                for number, value in enumerate(read_examples(start, start + file.take), file.skip + 1)
+            )
+            return convert_records(records, dict, fields, read_text)
 
-    num_pieces = min(MAX_PIECES, count)
-    bounds = [count * number // num_pieces for number in range(num_pieces + 1)]
+        return SourcePiece(f'{name}:{file.skip}', size, read)
+
+    sizes = [info.st_size * file.take // file.examples_in_shard for file, info in zip(files, infos, strict=True)]
+    starts = itertools.accumulate((file.take for file in files), initial=0)
+    pieces = tuple(map(make_piece, files, sizes, starts))
     versions = [
         (os.path.basename(file.filename), file.skip, size, info.st_mtime_ns)
         for file, size, info in zip(files, sizes, infos, strict=True)
     ]
-    identity = ('tfds', fields.content, fields.domain, builder.info.full_name, split, count, *versions)
-    return Source(tuple(itertools.starmap(make_piece, itertools.pairwise(bounds))), identity)
+    return Source(pieces, ('tfds', fields.content, fields.domain, builder.info.full_name, split, *versions))
 
 
 def load_builder(tfds: ModuleType, source_name: str, name: str) -> Any:
@@ -121,24 +108,3 @@ def load_builder(tfds: ModuleType, source_name: str, name: str) -> Any:
             f'run tfds build {name} {ARRAY_RECORD_FLAG} on another machine, and give its folder'
         ) from error
     return builder
-
-
-def choose_fields(source_name: str, fields: FieldNames, string_features: dict[str, bool]) -> FieldNames:
-    """Return the fields to read: those that are named, or the only feature for text."""
-    texts = [path for path, is_text in string_features.items() if is_text]
-    if not fields.content and len(texts) != 1:
-        raise UserError(f'{source_name} needs #field=NAME after it (strings: {", ".join(string_features) or "none"})')
-    for path in fields.content, fields.domain:
-        if path and path not in string_features:
-            message = f'{source_name}: the field {path}'
-            raise UserError(format_unknown_name(message, path, string_features, 'strings'))
-    return FieldNames(fields.content or texts[0], fields.domain)
-
-
-def list_string_features(tfds: ModuleType, features: Any, prefix: str = '') -> Iterator[tuple[str, bool]]:
-    """Yield the path of each feature that is a string, and whether it is for text."""
-    for name, feature in features.items():
-        if isinstance(feature, tfds.features.FeaturesDict):
-            yield from list_string_features(tfds, feature, f'{prefix}{name}.')
-        elif feature.shape == () and np.issubdtype(feature.np_dtype, np.object_):
-            yield f'{prefix}{name}', isinstance(feature, tfds.features.Text)

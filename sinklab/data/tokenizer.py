@@ -5,19 +5,18 @@ import itertools
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from sinklab.errors import UserError
 from sinklab.storage.paths import parse_path
 
 SPECIAL_TOKENS = ['<|endoftext|>', '<|padding|>']  # ids 0 and 1, as in GPT-NeoX's
-MAX_ENCODED_CHARS = 1 << 17  # characters of a text that are tokenized at once
+MAX_ENCODED_CHARS = 1 << 17  # a longer text is tokenized in pieces of about so many characters
+WORD_END = re.compile(r'\w(?=\W)')
 CUT_CONTEXT_CHARS = 256  # characters on each side of a cut that are compared
 MAX_CUT_TRIES = 200
 
@@ -88,33 +87,10 @@ def check_special_tokens(
         raise UserError(f'{name} has no token {fixed_token} other than its end {end_token}; set {fields[1]} (BOS)')
 
 
-# The time to train BPE grows with the square of the length of a pre-token, so a longer one is cut. No word is that
-# long: the longest pre-token of Python's standard library has 200 characters.
-MAX_WORD_CHARS = 512
-# A longer pre-token fills a whole block of half that length.
-BLOCK_CHARS = MAX_WORD_CHARS // 2
-UNIFORM_BLOCK = re.compile(r'[^\W_]{N}|(?:[^\w\s]|_){N}|\s{N}'.replace('N', str(BLOCK_CHARS)))
-# The pattern of `pre_tokenizers.ByteLevel` with a largest length.
-WORD = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+".replace(
-    '+', f'{{1,{MAX_WORD_CHARS}}}'
-)
-
-
 def train_tokenizer(texts: Sequence[str], vocabulary: int) -> str:
-    """Train a byte-level BPE with at most `vocabulary` ids, and return its tokenizer.json.
-
-    If a text may have a pre-token of more than MAX_WORD_CHARS characters, the tokenizer cuts pre-tokens at that
-    length. Texts with shorter ones have the same ids with and without the cut.
-    """
+    """Train a byte-level BPE with at most `vocabulary` ids, and return its tokenizer.json."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    if any(UNIFORM_BLOCK.match(text, start) for text in texts for start in range(0, len(text), BLOCK_CHARS)):
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-            [
-                pre_tokenizers.Split(Regex(WORD), 'isolated'),
-                pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-            ]
-        )
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=vocabulary,
@@ -124,50 +100,27 @@ def train_tokenizer(texts: Sequence[str], vocabulary: int) -> str:
     )
     if (num_chars := sum(map(len, texts))) > MAX_ENCODED_CHARS:
         print(f'training a tokenizer of {vocabulary:,} ids on {num_chars:,} characters', file=sys.stderr, flush=True)
-    call_in_thread(tokenizer.train_from_iterator, texts, trainer)
+    # In a daemon thread, so that Ctrl-C ends the process while native code computes.
+    thread = threading.Thread(target=tokenizer.train_from_iterator, args=(texts, trainer), daemon=True)
+    thread.start()
+    thread.join()
     return tokenizer.to_str(pretty=True)
 
 
 def split_text(text: str, tokenizer: Tokenizer) -> Iterator[str]:
     """Split a long text into pieces whose ids, one piece after another, are those of the whole text.
 
-    Only pieces of a pre-token of more than MAX_ENCODED_CHARS characters may have other ids.
+    A text that a tokenizer allows to cut nowhere (for example, one that adds a space to each text) is one piece.
     """
     end = 0
     while True:
-        start, end = end, find_piece_end(tokenizer, text, end)
+        start, end = end, len(text)
+        if end - start > MAX_ENCODED_CHARS:
+            word_ends = itertools.islice(WORD_END.finditer(text, start + MAX_ENCODED_CHARS), MAX_CUT_TRIES)
+            end = next((match.end() for match in word_ends if is_safe_cut(tokenizer, text, match.end())), end)
         yield text[start:end]
         if end == len(text):
             return
-
-
-def find_piece_end(tokenizer: Tokenizer, text: str, start: int) -> int:
-    """Return the end of the piece of a text that begins at `start`."""
-    end = start + MAX_ENCODED_CHARS
-    if end >= len(text):
-        return len(text)
-    if next(find_word_ends(text, end), None):
-        cuts = (cut for near in range(end, len(text), MAX_ENCODED_CHARS) for cut in find_word_ends(text, near))
-        # A tokenizer that allows no cut (for example, one that adds a space to each text) needs all at once.
-        return next((cut for cut in cuts if is_safe_cut(tokenizer, text, cut)), len(text))
-    pre_tokens = tokenizer.pre_tokenizer.pre_tokenize_str(text[start:end]) if tokenizer.pre_tokenizer else []
-    # The last pre-token may continue after `end`.
-    return start + pre_tokens[-1][1][0] if len(pre_tokens) > 1 else end
-
-
-def find_word_ends(text: str, end: int) -> Iterator[int]:
-    """Yield the ends of words, numbers and runs of other marks before a position, the nearest first."""
-    positions = range(end, end - MAX_ENCODED_CHARS // 8, -1)
-    ends = (
-        position
-        for position in positions
-        if not text[position - 1].isspace() and get_char_class(text[position - 1]) != get_char_class(text[position])
-    )
-    return itertools.islice(ends, MAX_CUT_TRIES)
-
-
-def get_char_class(char: str) -> tuple[bool, bool, bool]:
-    return char.isalpha(), char.isnumeric(), char.isspace()
 
 
 def is_safe_cut(tokenizer: Tokenizer, text: str, position: int) -> bool:
@@ -194,17 +147,3 @@ def encode_texts(tokenizer: Tokenizer, ids_dtype: np.dtype, texts: list[str]) ->
 def encode_long_text(tokenizer: Tokenizer, text: str) -> np.ndarray:
     """Encode one text of any length."""
     return np.concatenate(encode_texts(tokenizer, np.dtype(np.int32), [*split_text(text, tokenizer)]))
-
-
-def call_in_thread(function: Callable, *arguments: Any) -> Any:
-    """Call a function in a daemon thread and wait, so that Ctrl-C stops the caller while native code computes."""
-    future: Future = Future()
-
-    def run() -> None:
-        try:
-            future.set_result(function(*arguments))
-        except BaseException as error:
-            future.set_exception(error)
-
-    threading.Thread(target=run, daemon=True).start()
-    return future.result()

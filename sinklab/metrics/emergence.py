@@ -55,11 +55,11 @@ class EmergenceSpan:
         steps = f'{start}{self.end_step}' if self.is_learned else 'at start'
         return steps if self.num_sinks == self.num_runs else f'{steps} ({self.num_sinks} of {self.num_runs})'
 
-    def format_sentence(self, verb: str = 'emerges') -> str:
+    def format_sentence(self) -> str:
         """Return the same for a sentence."""
         if self.end_step is None:
             return 'no sink'
-        start = f'{verb} by step' if self.start_step is None else f'{verb} between steps {self.start_step} and'
+        start = 'emerges by step' if self.start_step is None else f'emerges between steps {self.start_step} and'
         steps = f'{start} {self.end_step}' if self.is_learned else 'as before training'
         return steps if self.num_sinks == self.num_runs else f'{steps} in {self.num_sinks} of {self.num_runs} runs'
 

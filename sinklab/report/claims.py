@@ -43,7 +43,7 @@ LEGEND = (
     'the two runs of a seed [its 95 % interval, widened because claims may be judged twice, after '
     f'{LOOK_SEEDS[0]} and after {LOOK_SEEDS[1]} seeds]; share: share of runs that fail; holds, contradicted: the '
     'interval is on the claimed or on the other side of 0; not seen: every difference in the interval is smaller '
-    'than the smallest that counts; unsettled, ~N: in a new experiment, about N seeds '
+    'than the smallest that counts; unsettled (about N seeds): in a new experiment, N seeds '
     f'would settle the claim in half of all cases; too few seeds: fewer than {MIN_SAMPLES}, which get no interval'
 )
 # The wording and the order of verdicts in the line of counts, the best verdict first.
@@ -375,9 +375,8 @@ def format_claim_cells(entry: dict) -> list[str]:
     Percentages have one digit after the point, steps have none, and other units have two.
     """
     digits = {'%': 1, 'steps': 0}.get(entry['unit'], 2)
-    verdict = format_verdict(entry, is_brief=True)
     values = format_signed(entry['published'], digits), format_mean_and_interval(entry, digits)
-    return [entry['claim'], entry['unit'], *values, str(len(entry['differences'])), verdict]
+    return [entry['claim'], entry['unit'], *values, str(len(entry['differences'])), format_verdict(entry)]
 
 
 def format_signed(value: float | None, digits: int = 2) -> str:
@@ -414,25 +413,13 @@ def format_notes(entries: list[dict]) -> list[str]:
     ]
 
 
-def format_verdict(entry: dict, is_brief: bool = False) -> str:
-    """Format the verdict with the estimated number of seeds needed and the number of diverged seeds.
-
-    Args:
-        entry: An entry of `make_claims_table`.
-        is_brief: Use the short form for a narrow table.
-    """
+def format_verdict(entry: dict) -> str:
+    """Format the verdict with the estimated number of seeds needed and the number of diverged seeds."""
     text = entry['verdict']
     if text == 'unsettled':
-        seeds = entry['seeds_needed'] and round_to_two_digits(entry['seeds_needed'])
-        if is_brief:
-            text += f', ~{seeds}' if seeds else f', >={MAX_SEEDS}'
-        else:
-            text += f' (about {seeds} seeds)' if seeds else f' ({MAX_SEEDS} seeds or more)'
+        seeds = entry['seeds_needed'] and int(float(f'{entry["seeds_needed"]:.1e}'))
+        text += f' (about {seeds} seeds)' if seeds else f' ({MAX_SEEDS} seeds or more)'
     return text + (f', {entry["diverged"]} diverged' if entry['diverged'] and text != 'diverged' else '')
-
-
-def round_to_two_digits(number: int) -> int:
-    return int(float(f'{number:.1e}'))
 
 
 def format_sign_test(entries: list[dict]) -> str:

@@ -34,17 +34,19 @@ MAX_MATRIX_RUNS = 24  # runs with attention matrices
 MAX_MATRIX_HEADS, MIN_MATRIX_HEADS = 16, 4  # heads of one run; the minimum even beyond the limit on values
 
 
-def make_figures(run_groups: list[RunGroup], rows: list[dict]) -> list[Figure]:
+def make_figures(run_groups: list[RunGroup], rows: list[dict], with_maps: bool = True) -> list[Figure]:
     """Make the figures of a report.
 
     Args:
         run_groups: The groups of runs, in the order of the report. The index of a run is that in the runs of all
             groups together.
         rows: The entries of `make_group_table`, in the same order.
+        with_maps: Whether to read attention matrices, and make their figures and those of layers and heads.
     """
     figure_makers = dict(heads=make_head_maps, matrices=make_matrix_maps, ratios=make_ratios_figure)
     runs = list_runs(run_groups)
-    drawn_specs = [spec for spec in registry.FIGURES if any(run.has_figure(spec) for run in runs)]
+    specs = [spec for spec in registry.FIGURES if with_maps or spec.kind == 'ratios']
+    drawn_specs = [spec for spec in specs if any(run.has_figure(spec) for run in runs)]
     candidates = [
         make_sink_and_loss_figure(run_groups),
         *(make_axis_figure(axis, rows) for axis in find_axes(run_groups, rows)),
@@ -113,7 +115,7 @@ def make_lines(run_groups: list[RunGroup], name: str) -> list[dict]:
         A line for each run that has the metric and, if several counted runs of a group have common steps, their mean
         with its sample standard deviation. The kind of a run's line is `member` next to a mean and `only` otherwise.
     """
-    max_points = choose_max_points(len(list_runs(run_groups)))
+    max_points = int(np.clip(MAX_TOTAL_POINTS // len(list_runs(run_groups)), MIN_POINTS, MAX_POINTS))
     lines, run_index = [], 0
     for group_index, run_group in enumerate(run_groups):
         mean_curve = compute_mean_curve(run_group.counted_runs, name)
@@ -131,11 +133,6 @@ def make_lines(run_groups: list[RunGroup], name: str) -> list[dict]:
             num_runs = len(run_group.counted_runs)
             lines.append(dict(kind='mean', group=group_index, run=None, n=num_runs, x=x, y=y, sd=sd))
     return lines
-
-
-def choose_max_points(num_runs: int) -> int:
-    """Choose the largest number of points of one curve, given the number of runs."""
-    return int(np.clip(MAX_TOTAL_POINTS // num_runs, MIN_POINTS, MAX_POINTS))
 
 
 def select_extremes(values: np.ndarray, max_points: int) -> list[int]:
@@ -342,7 +339,3 @@ def quantize(values: np.ndarray, scale_min: float, scale_max: float, dtype: Any)
     finite = np.nan_to_num(values, nan=scale_min, posinf=scale_max, neginf=scale_min)
     fractions = np.clip((finite - scale_min) / max(scale_max - scale_min, 1e-30), 0, 1)
     return np.rint(fractions * np.iinfo(dtype).max).astype(dtype).ravel()
-
-
-def dequantize(levels: np.ndarray, scale_min: float, scale_max: float) -> np.ndarray:
-    return scale_min + levels / np.iinfo(levels.dtype).max * (scale_max - scale_min)

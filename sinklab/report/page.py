@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 
 from sinklab.errors import format_names
-from sinklab.metrics.registry import HEADLINE_METRIC
 from sinklab.report import claims, summary_table, sweep_table
 from sinklab.report.figures import Figure, list_runs, make_figures
 from sinklab.report.run_groups import RunGroup, group_runs, make_group_table
@@ -25,14 +24,14 @@ ASSETS_DIR = Path(__file__).parent / 'assets'
 SCRIPTS = ('utils.js', 'colours.js', 'lines.js', 'panels.js', 'maps.js', 'controls.js', 'main.js')
 ALIGNMENT_BYTES = 4
 TEXT_KEYS = ('title', 'sentence')  # of figures; they are written as HTML
-EMPTY_CELLS = ('', '-', ('-', ''))
+EMPTY_CELLS = ('', '-')
 MAX_OPEN_RUNS = 12  # with more runs, the table by run is collapsed at first
 CONTENT_SECURITY_POLICY = (
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
 )
 ROWS_SENTENCE = (
-    'Results as mean ± sample standard deviation over n seeds; below them published values, at their own size. The'
-    ' direction compares the difference from the first row with the published one.'
+    'Results as mean ± sample standard deviation over seeds, and published values of other models in parentheses. '
+    'The direction compares the difference from the first row with the published one.'
 )
 LIMITS_SENTENCE = (
     'Long curves are drawn by the smallest and largest value of equal parts. Of many probes, the figures contain '
@@ -62,7 +61,6 @@ def render_page(
     title = html.escape(f'Attention sinks: {format_names([run_group.name for run_group in run_groups])}')
     body = [
         f'<h1>{title}</h1>',
-        f'<p class="headline">{html.escape(summary_table.format_headline(run_groups))}</p>',
         '<noscript><p>The figures need JavaScript; the tables do not.</p></noscript>',
         read_asset('controls.html'),
         f'<main>{render_claims_table(claim_entries)}{render_rows_table(rows)}{render_runs_table(run_groups)}',
@@ -139,25 +137,10 @@ def render_claims_table(entries: Sequence[dict]) -> str:
 
 
 def render_rows_table(rows: list[dict]) -> str:
-    names = sweep_table.list_shown_metrics(rows)
-    difference_heading = f'{HEADLINE_METRIC.label} − {rows[0]["row"]}'
-    headings = ['row', 'n', *map(sweep_table.get_label, names), difference_heading, 'direction', 'outcome']
-    table_rows = []
-    for index, row in enumerate(rows):
-        num_runs = max((stats['n'] for stats in row['ours'].values()), default=0)
-        difference = sweep_table.format_cell((row['difference'] or {}).get(HEADLINE_METRIC.name))
-        cells = [row['row'], num_runs, *(make_metric_cell(row, name) for name in names)]
-        table_rows.append((index, [*cells, difference, row['direction'], row['outcome']]))
-    return render_table('rows', 'By row', ROWS_SENTENCE, headings, table_rows)
-
-
-def make_metric_cell(row: dict, name: str) -> tuple[str, str]:
-    """Return (own value, published value); emergence is shown as the interval of steps over all seeds."""
-    own_text = sweep_table.format_cell(row['ours'].get(name)) or '-'
-    if name == sweep_table.EMERGENCE_METRIC and row['span']:
-        own_text = row['span'].format_cell()
-    published = row['published'].get(name)
-    return own_text, '' if published is None else sweep_table.format_number(published)
+    spans = {row['row']: row['span'] for row in rows if row['span']}
+    headings, lines = sweep_table.format_table_cells(rows, spans)
+    table_rows = [(index, [*cells, rows[index]['direction']]) for index, cells in enumerate(lines)]
+    return render_table('rows', 'By row', ROWS_SENTENCE, [*headings, 'direction'], table_rows)
 
 
 def render_runs_table(run_groups: list[RunGroup]) -> str:
@@ -182,7 +165,7 @@ def render_table(
         title: The title, or an empty string for neither title nor sentence.
         sentence: The paragraph under the title.
         headings: The headings of the columns.
-        table_rows: (index of the run group or None, cells) of each row. A cell may be (own value, published value).
+        table_rows: (index of the run group or None, cells) of each row.
     """
     shown = [
         column
@@ -192,7 +175,7 @@ def render_table(
     meanings = {metric_info.label: metric_info.description for metric_info in RUN_METRIC_INFOS}
     head_html = body_html = ''
     for column in shown:
-        meaning = html.escape(meanings.get(headings[column], ''))
+        meaning = html.escape(meanings.get(headings[column].partition(' (')[0], ''))
         head_html += f'<th scope="col" title="{meaning}">{html.escape(headings[column])}</th>'
     for group_index, cells in table_rows:
         attribute = '' if group_index is None else f' data-group="{group_index}"'
@@ -205,11 +188,5 @@ def render_table(
     )
 
 
-def render_cell(column: int, value: object) -> str:
-    if column == 0:
-        return f'<th scope="row">{html.escape(str(value))}</th>'
-    own_value, published = value if isinstance(value, tuple) else (value, '')
-    published_html = (
-        f'<small><span class="hidden">published </span>{html.escape(published)}</small>' if published else ''
-    )
-    return f'<td>{html.escape(str(own_value))}{published_html}</td>'
+def render_cell(column: int, text: str) -> str:
+    return f'<th scope="row">{html.escape(text)}</th>' if column == 0 else f'<td>{html.escape(text)}</td>'

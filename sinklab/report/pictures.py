@@ -1,4 +1,4 @@
-"""Image files (matplotlib) of the figures of a report, and of the intervals of claims."""
+"""Image files (matplotlib) of the lines of a report, and of the intervals of claims."""
 
 import textwrap
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ matplotlib.use('Agg')
 import matplotlib.pyplot as plt
 
 from sinklab.escape import FIGURE_RC_PARAMS, quote_file_name
-from sinklab.report.figures import Figure, dequantize, list_runs, make_figures
+from sinklab.report.figures import Figure, make_figures
 from sinklab.report.run_groups import RunGroup, group_runs, make_group_table
 from sinklab.report.runs import RunResult
 from sinklab.report.statistics import INTERVAL_DESCRIPTION
@@ -18,15 +18,13 @@ from sinklab.storage.files import atomic_write
 
 LINE_COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000')  # by Okabe and Ito
 LINE_STYLES = ('-', '--', ':', '-.')
-MAPS_PER_ROW = 4  # also the number of attention matrices of one run
-MAX_MAPS = 48  # maps in one figure
 MAX_LEGEND_ENTRIES = 12  # with more run groups there is no legend
 LABEL_CHARS = 60  # characters of a line of a label
 FONT_OPTIONS = {'svg.fonttype': 'none', 'pdf.fonttype': 42}  # keep text as text rather than as outlines
 
 
 def write_pictures(folder: Path, runs: list[RunResult], formats: Sequence[str] = ('png',)) -> list[Path]:
-    """Write the figures of runs as image files, without the menu of all metrics; return their paths.
+    """Write the figures of lines as image files, without the menu of all metrics; return their paths.
 
     Args:
         folder: The folder for the files.
@@ -36,10 +34,10 @@ def write_pictures(folder: Path, runs: list[RunResult], formats: Sequence[str] =
     """
     run_groups, paths = group_runs(runs), []
     with plt.rc_context(FONT_OPTIONS | FIGURE_RC_PARAMS):
-        for figure in make_figures(run_groups, make_group_table(run_groups)):
+        for figure in make_figures(run_groups, make_group_table(run_groups), with_maps=False):
             if figure['kind'] == 'menu':
                 continue
-            drawn = (draw_maps if 'maps' in figure else draw_lines)(figure, run_groups)
+            drawn = draw_lines(figure, run_groups)
             for extension in formats:
                 paths.append(folder / f'{quote_file_name(figure["name"])}.{extension}')
                 with atomic_write(paths[-1]) as unfinished:
@@ -110,43 +108,6 @@ def draw_line(axes: plt.Axes, line: dict, run_groups: list[RunGroup]) -> tuple[s
         axes.fill_between(x, y - line['sd'], y + line['sd'], color=style['color'], alpha=0.15, linewidth=0)
     count = f' (n={line["n"]})' if kind == 'mean' else ''
     return f'{run_groups[line["group"]].name}{count}', artist
-
-
-def draw_maps(figure: Figure, run_groups: list[RunGroup]) -> plt.Figure:
-    """Draw the maps of a figure at their last step: of matrices, those of the strongest heads of each run."""
-    runs, maps, counts = list_runs(run_groups), [], {}
-    for item in figure['maps']:
-        counts[item['run']] = counts.get(item['run'], 0) + 1
-        if counts[item['run']] <= MAPS_PER_ROW:
-            maps.append(item)
-    maps = maps[:MAX_MAPS]
-    num_columns = min(MAPS_PER_ROW, len(maps))
-    num_rows = -(-len(maps) // num_columns)
-    size = dict(figsize=(3 * num_columns, 2.8 * num_rows), squeeze=False, layout='constrained')
-    drawn, axes_grid = plt.subplots(num_rows, num_columns, **size)
-    scale = figure['scale_min'], figure['scale_max']
-    is_head_map = figure['kind'] == 'heads'
-    for axes, item in zip(axes_grid.flat, maps, strict=False):
-        rows, columns = item['rows'], item['columns']
-        values = dequantize(item['values'][-rows * columns :], *scale).reshape(rows, columns)
-        options = dict(vmin=scale[0], vmax=scale[1], cmap='RdBu_r' if scale[0] < 0 else 'viridis')
-        if is_head_map:
-            options |= dict(origin='lower', aspect='auto', extent=(0.5, columns + 0.5, 0.5, rows + 0.5))
-            axes.set(xlabel='head', ylabel='layer', xticks=choose_ticks(columns), yticks=choose_ticks(rows))
-        else:
-            axes.set(xticks=[], yticks=[])
-        image = axes.imshow(values, **options)
-        head_text = '' if is_head_map else f'\nlayer {item["layer"]} head {item["head"]}'
-        axes.set_title(wrap_label(runs[item['run']].name) + head_text, fontsize=8)
-    for axes in axes_grid.flat[len(maps) :]:
-        axes.set_visible(False)
-    drawn.colorbar(image, ax=axes_grid, label=figure['label'], aspect=16 * num_rows, pad=0.02)
-    return drawn
-
-
-def choose_ticks(count: int) -> list[int]:
-    """Choose at most eight evenly spaced ticks from 1 to `count`."""
-    return list(range(1, count + 1, -(-count // 8)))
 
 
 VERDICT_COLOURS = {'holds': '#009E73', 'contradicted': '#D55E00', 'not seen': '#0072B2', 'unsettled': '#999999'}

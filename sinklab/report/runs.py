@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,7 @@ from sinklab.config.differences import flatten_dict
 from sinklab.config.spec import is_changeable
 from sinklab.errors import UserError
 from sinklab.metrics import registry
-from sinklab.metrics.emergence import EmergenceSpan, find_emergence, find_first_heads, merge_emergence
+from sinklab.metrics.emergence import find_emergence, find_first_heads
 from sinklab.metrics.metric import FigureSpec, MetricInfo
 from sinklab.metrics.sink import SINK_THRESHOLD
 from sinklab.run_dir import RunDir
@@ -125,11 +124,6 @@ class RunResult:
         path = self.run_dir.get_probe_path(self.probe_steps[index])
         arrays = read_arrays(path, [figure_spec.array_name], DELETE_REMEDY)
         return figure_spec.transform(arrays[figure_spec.array_name])
-
-
-def compute_span(runs: Sequence[RunResult]) -> EmergenceSpan:
-    """Return the steps between which the sinks of the runs emerge; skip runs without a probe."""
-    return merge_emergence([run.emergence for run in runs if run.get_last(registry.HEADLINE_METRIC.name) is not None])
 
 
 def read_runs(paths: list[str]) -> list[RunResult]:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import re
 from collections.abc import Mapping
 
 import numpy as np
@@ -183,14 +182,10 @@ def find_column_info(name: str) -> MetricInfo | None:
     return {LOSS_METRIC: VALID_LOSS, EMERGENCE_METRIC: EMERGENCE_INFO}.get(name) or find_metric_info(name)
 
 
-def get_label(name: str) -> str:
-    metric_info = find_column_info(name)
-    return metric_info.label if metric_info else name
-
-
 def get_short_label(name: str) -> str:
     """Return the short label of a metric, for lists of metrics and for comparisons of claims."""
-    return 'loss' if name == LOSS_METRIC else get_label(name)
+    metric_info = find_column_info(name)
+    return 'loss' if name == LOSS_METRIC else metric_info.label if metric_info else name
 
 
 def get_heading(name: str) -> str:
@@ -265,55 +260,8 @@ def list_shown_metrics(rows: list[dict]) -> list[str]:
     return [*COMPARED_METRICS, *others, EMERGENCE_METRIC, LOSS_METRIC]
 
 
-def has_published_cells(rows: list[dict]) -> bool:
-    """Return whether a cell of `format_table_cells` has a published value.
-
-    A published step of emergence does not count, because it is not shown next to an interval of steps.
-    """
-    shown = [name for name in list_shown_metrics(rows) if name != EMERGENCE_METRIC]
-    return any(row['published'].get(name) is not None for row in rows for name in shown)
-
-
 def format_cell(stats: dict | None, published: object = None) -> str:
     """Format a cell as `mean ± standard deviation (published value)`."""
     spread_text = f' ± {stats["sd"]:.2f}' if stats and stats['sd'] is not None else ''
     own_text = f'{format_fixed(stats["mean"], 2)}{spread_text}' if stats else ''
     return f'{own_text or "-"} ({format_number(published)})' if published is not None else own_text
-
-
-# LaTeX has defined these commands for all font encodings since 2020.
-LATEX_COMMANDS = {char: f'\\{char}' for char in '&%$#_{}'}
-LATEX_COMMANDS |= {
-    '\\': r'\textbackslash{}',
-    '~': r'\textasciitilde{}',
-    '^': r'\textasciicircum{}',
-    '<': r'\textless{}',
-    '>': r'\textgreater{}',
-    '|': r'\textbar{}',
-    '±': r'$\pm$',
-}
-
-
-def format_latex_table(headings: list[str], rows: list[list[str]]) -> str:
-    """Format the headings and cells of `format_table_cells` as a LaTeX tabular, for the package booktabs."""
-    lines = [' & '.join(map(escape_latex, cells)) + r' \\' for cells in [headings, *rows]]
-    return '\n'.join(
-        [
-            '% mean and sample standard deviation over n seeds (published, at the size of its source)',
-            rf'\begin{{tabular}}{{l{"r" * (len(headings) - 2)}l}}',
-            r'\toprule',
-            lines[0],
-            r'\midrule',
-            *lines[1:],
-            r'\bottomrule',
-            r'\end{tabular}',
-            '',
-        ]
-    )
-
-
-def escape_latex(text: str) -> str:
-    """Escape text for LaTeX, also for the first cell of a table row."""
-    escaped = ''.join(LATEX_COMMANDS.get(char, char) for char in text)
-    escaped = re.sub('(?<=-)-', '{}-', escaped)  # no ligature
-    return f'{{}}{escaped}' if escaped[:1] in ('[', '*') else escaped  # else an argument of the row before

@@ -138,7 +138,7 @@ def run_attempt(
             sound_step = start_step
         resume_step = start_step if sound_step is None else sound_step
         layout_lines = memory_estimate.format_device_layout(*program_args)
-        send_messages(callbacks, [*damage_lines, *data.messages, *layout_lines])
+        send_messages(callbacks, [*damage_lines, *layout_lines])
         evaluator = Evaluator(program_args, data, run_dir, state_callbacks, start_step)
         logged_names, seconds = broadcast_from_primary(group, lambda: read_resume_record(run_dir, resume_step))
         missing_evals = [name for name in evaluator.find_due(resume_step).evaluations if name not in logged_names]

@@ -13,20 +13,15 @@ const VIRIDIS = ['440154', '482878', '3e4989', '31688e', '26828e', '1f9e89', '35
 const DIVERGING = ['2166ac', '67a9cf', 'd1e5f0', 'f7f7f7', 'fddbc7', 'ef8a62', 'b2182b'];
 const NUM_LEVELS = 256;
 
-// Return the red, green and blue of NUM_LEVELS colours, interpolated linearly between hexadecimal colours.
+// Return the red, green, blue and alpha of NUM_LEVELS colours, interpolated linearly between hexadecimal colours.
 function interpolateColours(anchors) {
-  const rgb = new Uint8Array(3 * NUM_LEVELS);
-  const getChannel = (anchor, channel) => parseInt(anchors[anchor].slice(2 * channel, 2 * channel + 2), 16);
-  for (let level = 0; level < NUM_LEVELS; level++) {
-    const position = (level / (NUM_LEVELS - 1)) * (anchors.length - 1);
-    const left = Math.min(Math.floor(position), anchors.length - 2);
-    for (let channel = 0; channel < 3; channel++) {
-      rgb[3 * level + channel] = Math.round(
-        getChannel(left, channel) * (left + 1 - position) + getChannel(left + 1, channel) * (position - left),
-      );
-    }
-  }
-  return rgb;
+  const canvas = Object.assign(document.createElement('canvas'), { width: NUM_LEVELS, height: 1 });
+  const context = canvas.getContext('2d');
+  const gradient = context.createLinearGradient(0.5, 0, NUM_LEVELS - 0.5, 0);
+  anchors.forEach((anchor, index) => gradient.addColorStop(index / (anchors.length - 1), `#${anchor}`));
+  context.fillStyle = gradient;
+  context.fillRect(0, 0, NUM_LEVELS, 1);
+  return context.getImageData(0, 0, NUM_LEVELS, 1).data;
 }
 
 const COLOUR_SCALES = { sequential: interpolateColours(VIRIDIS), diverging: interpolateColours(DIVERGING) };

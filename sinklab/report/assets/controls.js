@@ -1,4 +1,4 @@
-// Controls of the whole page: slider of steps; filters by row, layer and head; light or dark theme.
+// Controls of the whole page: slider of steps; filters by row, layer and head.
 class Controls {
   constructor(data) {
     this.data = data;
@@ -6,7 +6,6 @@ class Controls {
     this.initGroupFilter();
     this.initFilter('layer', 'rows');
     this.initFilter('head', 'columns');
-    getElement('theme').addEventListener('click', toggleTheme);
     document.addEventListener('keydown', event => this.handleKey(event));
     document.querySelector('.controls').hidden = false;
   }
@@ -71,8 +70,6 @@ class Controls {
     );
     getElement('group-list').innerHTML = labels.join('');
     getElement('group-list').addEventListener('change', () => this.updateGroups());
-    getElement('all-groups').addEventListener('click', () => this.checkGroups(() => true));
-    getElement('no-groups').addEventListener('click', () => this.checkGroups(() => false));
     getElement('group-search').addEventListener('input', () => {
       const words = getElement('group-search').value.toLowerCase().split(' ').filter(Boolean);
       this.checkGroups(index => words.every(word => groups[index].name.toLowerCase().includes(word)));
@@ -107,10 +104,4 @@ class Controls {
       row.hidden = state.hiddenGroups.has(+row.dataset.group);
     });
   }
-}
-
-function toggleTheme() {
-  const { dataset } = document.documentElement;
-  const systemTheme = matchMedia('(prefers-color-scheme: dark)').matches ? 'dark' : 'light';
-  dataset.theme = (dataset.theme ?? systemTheme) === 'dark' ? 'light' : 'dark';
 }

@@ -26,35 +26,19 @@ function requestUpdate(method) {
   if (pendingUpdate !== 'draw') pendingUpdate = method;
 }
 
-// Create and draw a figure; if that fails, show the error in its place and return null.
 function createFigure(data, spec) {
   const container = getElement(`figure-${spec.name}`).querySelector('.plot');
-  try {
-    const figure = new (spec.maps ? MapFigure : LineFigure)(data, spec, container);
-    figure.draw();
-    return figure;
-  } catch (error) {
-    console.error(error);
-    container.innerHTML = `<p>This figure cannot be drawn: ${escapeHtml(error.message)}</p>`;
-    return null;
-  }
-}
-
-function redrawOnResize() {
-  let width = document.body.clientWidth;
-  new ResizeObserver(() => {
-    if (document.body.clientWidth === width) return;
-    width = document.body.clientWidth;
-    requestUpdate('draw');
-  }).observe(document.body);
+  const figure = new (spec.maps ? MapFigure : LineFigure)(data, spec, container);
+  figure.draw();
+  return figure;
 }
 
 async function drawPage() {
   if (typeof DecompressionStream === 'undefined') throw new Error('a browser of 2023 or later is needed');
   const data = await unpackPayload(getElement('payload').textContent);
   controls = new Controls(data);
-  figures = data.figures.map(spec => createFigure(data, spec)).filter(Boolean);
-  redrawOnResize();
+  figures = data.figures.map(spec => createFigure(data, spec));
+  addEventListener('resize', () => requestUpdate('draw'));
   document.documentElement.dataset.drawMilliseconds = Math.round(performance.now()); // tests wait for it
 }
 

@@ -55,7 +55,7 @@ class HeatMap {
       for (let column = 0; column < columns; column++) {
         const level = Math.round(this.getFraction(row, column) * (NUM_LEVELS - 1));
         const pixel = 4 * ((this.isHeadMap ? rows - 1 - row : row) * columns + column);
-        for (let channel = 0; channel < 3; channel++) image.data[pixel + channel] = colours[3 * level + channel];
+        for (let channel = 0; channel < 3; channel++) image.data[pixel + channel] = colours[4 * level + channel];
         image.data[pixel + 3] = this.isHeadMap && this.isFilteredOut(row, column) ? DIM_ALPHA : 255;
       }
     }
