@@ -1,7 +1,7 @@
 """Tests of rejected imports and exports of Hugging Face models."""
 
+import dataclasses
 import json
-import re
 import shutil
 
 import numpy as np
@@ -10,6 +10,7 @@ from conftest import make_tiny_spec
 from tokenizers import processors
 
 from sinklab.cli.main import main
+from sinklab.config.differences import flatten_dict
 from sinklab.data import tokenizer as tokenizer_module
 from sinklab.errors import UserError, format_extra_command
 from sinklab.hf import convert, files
@@ -136,12 +137,6 @@ def test_import_rejects_pickle(folder, capsys):
     assert 'pytorch_model.bin' in get_import_error(folder, capsys)
 
 
-def test_import_error_suggests_measure_only_for_unsupported_family(folder, capsys):
-    change_json_file(folder, 'config.json', attention_bias=True)
-    assert 'sinklab measure' not in get_import_error(folder, capsys)
-    change_json_file(folder, 'config.json', model_type='gpt2')
-    err = get_import_error(folder, capsys)
-    assert all(part in err for part in ('gpt2', 'sinklab measure', f'hf:{folder}'))
 
 
 @pytest.mark.parametrize(('bos', 'expected'), [(1, (1, 'documents')), (0, (1, 'none')), (-1, (1, 'none'))])
@@ -259,16 +254,19 @@ def test_parse_hf_config_limits_data_length_above_attention_window():
     assert convert.parse_hf_config(CONFIG | dict(max_position_embeddings=8192), 'config.json')['data.length'] == 2048
 
 
-@pytest.mark.parametrize('name', [*convert.EXPORTABLE_VALUES, 'ffn', 'norm', 'scaled_embedding'])
-def test_make_hf_config_rejects_fields_without_transformers_equivalent(name):
-    unsupported_values = {
-        **{'position': 'alibi', 'ffn': 'gelu', 'norm': 'post', 'head_norm': True, 'combination': 'add'},
-        'scaled_embedding': True,
-        **{'gate': 'value', 'attention.gain': 2.0, 'mask.prefix': 3, 'mask.block': 5, 'columns.kind': 'kv'},
-        **{'attention.similarity': 'softpick', 'attention.normalizer': 'plus_one', 'attention.feature_map': 'elu1'},
-    }
-    with pytest.raises(UserError, match=re.escape(name)):
-        convert.make_hf_config(make_model_spec(**{name.replace('.', '__'): unsupported_values[name]}), 16)
+UNSUPPORTED_VALUES = {
+    **{'position': 'alibi', 'ffn': 'gelu', 'norm': 'post', 'head_norm': True, 'combination': 'add'},
+    **{'gate': 'value', 'attention.gain': 2.0, 'mask.prefix': 3, 'mask.block': 5, 'columns.kind': 'kv'},
+    **{'attention.similarity': 'softpick', 'attention.normalizer': 'plus_one', 'attention.feature_map': 'elu1'},
+    'scaled_embedding': True,
+}
+
+
+@pytest.mark.parametrize('name', UNSUPPORTED_VALUES)
+def test_export_refuses_fields_without_transformers_equivalent_by_name(name):
+    with pytest.raises(UserError) as error:
+        convert.make_hf_config(make_model_spec(**{name.replace('.', '__'): UNSUPPORTED_VALUES[name]}), 16)
+    assert f'config.model.{name}=' in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -277,11 +275,9 @@ def test_make_hf_config_rejects_fields_without_transformers_equivalent(name):
         ({}, 'llama'),
         (dict(tied=True, kv_heads=2), 'llama'),
         (dict(mask__window=4), 'mistral'),
-        (dict(width=18), 'mistral'),
-        (dict(qkv_bias=True, mask__window=4), 'qwen2'),
+        (dict(qkv_bias=True), 'qwen2'),
         (dict(qk_norm=True), 'qwen3'),
         (dict(rotary__base=3.0, rotary__scaling='linear', rotary__factor=2.0), 'llama'),
-        (dict(qk_norm=True, mask__window=4, layers=4, global_layers__every=2), 'qwen3'),
         (GEMMA3_FIELDS, 'gemma3_text'),
         (GEMMA3_FIELDS | dict(mask__window=4, layers=7, global_layers__every=6), 'gemma3_text'),
         (GEMMA3_FIELDS | dict(layers=5, global_layers__every=2, global_layers__rotary__base=7.0), 'gemma3_text'),
@@ -295,7 +291,7 @@ def test_make_hf_config_round_trips_through_parse_hf_config(fields, model_type):
     spec = make_tiny_spec(**{f'model__{name}': value for name, value in fields.items()})
     for name, value in convert.parse_hf_config(hf_config, 'config.json').items():
         part, _, field = name.partition('.')
-        assert convert.get_field(getattr(spec, part), field) == value, name
+        assert flatten_dict(dataclasses.asdict(getattr(spec, part)))[field] == value, name
 
 
 @pytest.mark.parametrize(
@@ -304,7 +300,7 @@ def test_make_hf_config_round_trips_through_parse_hf_config(fields, model_type):
         dict(norm='res_post'),
         dict(norm='sandwich'),
         dict(qkv_bias=True, qk_norm=True),
-        dict(rotary__scaling='yarn', rotary__factor=2.0, rotary__length=8),
+        dict(qk_norm=True, mask__window=4),
         dict(layers=2, mask__window=4, global_layers__every=2),
         dict(qk_norm=True, layers=2, mask__window=4, global_layers__every=2, global_layers__position='none'),
     ],
@@ -315,35 +311,12 @@ def test_make_hf_config_rejects_fields_that_no_model_type_combines(fields):
         convert.make_hf_config(make_model_spec(**fields), 16)
 
 
-def test_make_hf_config_names_width_that_heads_do_not_divide():
-    with pytest.raises(UserError, match='width=18, heads=4'):
-        convert.make_hf_config(make_model_spec(**GEMMA3_FIELDS | dict(width=18)), 16)
 
 
-@pytest.mark.parametrize('model_type', ['gemma2', 'gemma3'])
-def test_import_suggests_no_similar_model_type(model_type):
-    with pytest.raises(UserError) as error:
-        convert.check_model_type(model_type, 'config.json')
-    assert 'did you mean' not in str(error.value)
 
 
-def test_arrays_that_do_not_fit_on_disk_name_their_file(tmp_path, monkeypatch):
-    import safetensors.numpy
-
-    def fail(*args, **options):
-        raise safetensors.SafetensorError('I/O error: No space left on device (os error 28)')
-
-    monkeypatch.setattr(safetensors.numpy, 'save_file', fail)
-    with pytest.raises(UserError, match=r'model\.safetensors'):
-        files.write_arrays(tmp_path / 'model.safetensors', {})
 
 
-def test_train_from_missing_hf_folder_writes_no_run(tmp_path, capsys):
-    code = main(['train', f'--from=hf:{tmp_path}/nothing', f'--workdir={tmp_path}/run'])
-    err = capsys.readouterr().err
-    assert (code, len(err.splitlines())) == (1, 1)
-    assert f'{tmp_path}/nothing' in err
-    assert not (tmp_path / 'run').exists()
 
 
 def test_import_downloads_no_pickle_patterns(tmp_path, monkeypatch, capsys):
@@ -362,30 +335,7 @@ def test_import_downloads_no_pickle_patterns(tmp_path, monkeypatch, capsys):
     assert requests == [('org/name', ['*.safetensors', '*.json', '*.jinja', '*.txt', 'tokenizer.model'])]
 
 
-def make_hub_snapshot(folder, repository):
-    """Make a snapshot folder like that of the Hugging Face hub cache, with symlinks to blobs."""
-    blobs, snapshot = repository / 'blobs', repository / 'snapshots' / 'main'
-    blobs.mkdir(parents=True)
-    snapshot.mkdir(parents=True)
-    for number, file in enumerate(sorted(folder.iterdir())):
-        file.rename(blobs / f'{number:040}')
-        (snapshot / file.name).symlink_to(f'../../blobs/{number:040}')
-    return snapshot
 
 
-@pytest.mark.slow
-def test_import_follows_symlinks_of_hub_cache(folder, tmp_path):
-    (folder / 'chat_template.jinja').write_text('{{ messages }}')
-    snapshot = make_hub_snapshot(folder, tmp_path / 'models--org--theirs')
-    assert main(['checkpoint', 'import', f'hf:{snapshot}', f'--out={tmp_path}/out']) == 0
-    copied = tmp_path / 'out' / 'chat_template.jinja'
-    assert copied.read_text() == '{{ messages }}'
-    assert not copied.is_symlink()
 
 
-@pytest.mark.slow
-def test_import_from_hub_names_row_after_model(folder, tmp_path, monkeypatch):
-    snapshot = make_hub_snapshot(folder, tmp_path / 'models--org--theirs')
-    monkeypatch.setattr(files, 'fetch_model_dir', lambda model_ref: snapshot)
-    assert main(['checkpoint', 'import', 'hf:org/theirs', f'--out={tmp_path}/out']) == 0
-    assert RunDir(tmp_path / 'out').read_json('row')['row'] == 'theirs'

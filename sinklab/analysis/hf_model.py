@@ -25,7 +25,7 @@ from sinklab.analysis.model_protocol import (
 )
 from sinklab.errors import UserError, format_error
 from sinklab.hf import files, gguf
-from sinklab.hf.convert import suppress_transformers_logs
+from sinklab.hf.files import suppress_transformers_logs
 from sinklab.metrics.metric import MetricSetting, complete_arrays
 
 # The token ids of the trial pass: two tokens are enough to recognize causal attention.
