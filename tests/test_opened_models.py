@@ -21,7 +21,6 @@ from sinklab.data.run_data import load_run_data
 from sinklab.errors import UserError
 from sinklab.metrics import sink
 from sinklab.run_dir import RunDir
-from sinklab.train.step import make_hidden_states_fn
 
 pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parents[1]
@@ -254,31 +253,6 @@ def test_measure_uses_domain_of_probe(trained_run):
         measure.make_inputs(subject, request)
 
 
-def test_selection_equals_loss_increase_with_zero_queries(trained_run):
-    subject = sinklab.open(trained_run[0]).subject
-    ids_PT = np.random.default_rng(0).integers(2, subject.vocabulary, (4, 8))
-    result = measure.measure_selection(subject, ids_PT)
-    assert [*result] == ['selection/01', 'selection/02']
-    params, loss = subject.params, subject.compute_token_losses(ids_PT).mean()
-    for layer in range(2):
-        query_LDHK = np.array(params['blocks']['attention']['query_DHK'])
-        query_LDHK[layer] = 0.0
-        zero_query_subject = subject.copy_with_zero_queries(layer)
-        attention = dict(params['blocks']['attention'], query_DHK=query_LDHK)
-        np.testing.assert_array_equal(zero_query_subject.params['blocks']['attention']['query_DHK'], query_LDHK)
-        program = make_hidden_states_fn(subject.spec, capture=True)
-        _, _, captured = program(params | dict(blocks=params['blocks'] | dict(attention=attention)), ids_PT)
-        uniform_TS = np.tril(np.ones((8, 8))) / np.arange(1, 9)[:, None]
-        attention_BHTS = np.asarray(captured.attention_BHTS[layer])
-        np.testing.assert_allclose(attention_BHTS, np.broadcast_to(uniform_TS, attention_BHTS.shape), atol=1e-6)
-        assert result[f'selection/0{layer + 1}'] == pytest.approx(
-            zero_query_subject.compute_token_losses(ids_PT).mean() - loss, abs=1e-6
-        )
-    np.testing.assert_array_equal(
-        subject.params['blocks']['attention']['query_DHK'], params['blocks']['attention']['query_DHK']
-    )
-
-
 def test_measure_writes_printed_results_with_optional_metrics(trained_run, capsys, monkeypatch, tmp_path):
     arguments = [
         str(trained_run[0]),
@@ -286,7 +260,6 @@ def test_measure_writes_printed_results_with_optional_metrics(trained_run, capsy
         '--all',
         '--sequences=2',
         '--loss',
-        '--selection',
         f'--out={tmp_path}/out',
     ]
     assert main(['measure', *arguments]) == 0
@@ -294,7 +267,7 @@ def test_measure_writes_printed_results_with_optional_metrics(trained_run, capsy
     assert json.loads((tmp_path / 'out' / 'measured.json').read_text()) == summary
     assert {*summary['series']} == {'natural'}
     for step, result in zip(('00000004', '00000008'), summary['steps'], strict=True):
-        assert {'loss', 'selection/02'} <= {*result['inputs']['natural']}
+        assert 'loss' in result['inputs']['natural']
         assert (tmp_path / 'out' / step / 'natural.npz').exists()
 
 
@@ -358,30 +331,6 @@ def test_measure_rejects_invalid_arguments_with_one_line(trained_run, capsys, ar
     assert all(text.startswith('preparing') for text in earlier_lines)
 
 
-def test_measure_creates_output_folder_before_measuring(trained_run, tmp_path, monkeypatch):
-    out = tmp_path / 'out'
-
-    def check_folder_and_fail(*_):
-        assert out.is_dir()
-        raise UserError('measuring fails')
-
-    with monkeypatch.context() as patch:
-        patch.setattr('sinklab.cli.measure.run_job', check_folder_and_fail)
-        assert main(['measure', str(trained_run[0]), f'--out={out}']) == 1
-    assert main(['measure', str(trained_run[0]), '--sequences=2', f'--out={out}']) == 0
-
-
-def test_measure_prints_result_before_failing_to_write_out(trained_run, tmp_path, monkeypatch, capsys):
-    def fail(*_):
-        raise OSError(28, 'No space left')
-
-    monkeypatch.setattr(measure, 'write_results', fail)
-    assert main(['measure', str(trained_run[0]), '--sequences=2', '--json', f'--out={tmp_path}/out']) == 1
-    captured = capsys.readouterr()
-    assert 'sink/1' in json.loads(captured.out)['inputs']['natural']
-    assert captured.err.splitlines()[-1].startswith('sinklab measure: ')
-
-
 @pytest.fixture
 def model_dir(tmp_path):
     """Make a model folder with the config.json that transformers writes."""
@@ -417,18 +366,6 @@ def test_open_model_is_rejected_with_import_command(model_dir, capsys, model_ref
     assert main([*verb, model_ref, *command[len(verb) :]]) == 1
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert f'sinklab checkpoint import hf:{model_ref.removeprefix("hf:")} --out=' in line
-
-
-def test_run_rejects_empty_text_unknown_measure_and_unknown_layer(trained_run):
-    run = sinklab.open(trained_run[0])
-    with pytest.raises(UserError, match="'sinks'"):
-        run.measure('sinks', text='import os')
-    with pytest.raises(UserError, match='empty'):
-        run.attention('')
-    for selection in (dict(layer=99, head=0), dict(head=99)):
-        with pytest.raises(UserError, match='99') as error:
-            run.attention('import os').plot(**selection)
-        assert 'None' not in str(error.value)
 
 
 def test_notebook_executes_all_cells(trained_run, tmp_path, monkeypatch):

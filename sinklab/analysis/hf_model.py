@@ -15,7 +15,7 @@ import torch
 import transformers
 
 from sinklab.analysis.bos import BosMode
-from sinklab.analysis.edits import TARGETS, Edit, apply_edits, check_sizes
+from sinklab.analysis.edits import Edit, EditableArray, apply_edits
 from sinklab.analysis.model_protocol import (
     ExtractFn,
     ProgressFn,
@@ -145,8 +145,6 @@ class AttentionRecorder:
         edits = [edit for edit in self.edits if edit.applies_to(target, self.layer)]
         if not edits:
             return array_PSHX
-        for edit in edits:
-            check_sizes(edit, *array_PSHX.shape[2:])
         arrays = [edit.make_arrays() for edit in edits]
         array = array_PSHX.float().numpy()  # NumPy has no bfloat16
         edited = apply_edits(arrays, self.layer, target, array, 0, is_visible_PSHX)
@@ -299,15 +297,8 @@ class HFModel:
             for name in names
         }
         self.num_heads = next(layer['attention_PHTS'].shape[1] for layer in layer_arrays if 'attention_PHTS' in layer)
+        self.editable_arrays = find_editable_arrays(layer_arrays, self.num_heads)
         self.edits: tuple[Edit, ...] = ()
-
-    @property
-    def editable_layers(self) -> dict[str, tuple[int, ...]]:
-        """For each target of an edit, the layers, from 0, in which it can be edited."""
-        names = dict.fromkeys(TARGETS, 'query_LPTHK') | dict(residual='residual_LPTD')
-        return {
-            target: tuple(number - 1 for number in self.array_layers.get(name, ())) for target, name in names.items()
-        }
 
     def copy_with_edits(self, edits: tuple[Edit, ...]) -> 'HFModel':
         clone = copy.copy(self)
@@ -488,6 +479,18 @@ class HFModel:
 
         batch_size = max(1, MAX_BATCH_BYTES // (4 * length * self.vocabulary))
         return run_in_batches(compute, ids_PT, batch_size)['loss_LPT'][0]
+
+
+def find_editable_arrays(layer_arrays: list[LayerArrays], num_heads: int) -> dict[str, EditableArray]:
+    """Return where each target of edits can be edited, from the arrays of the trial pass."""
+    names = dict(attention='attention_PHTS', key='key_PSHK', value='value_PSHK', residual='residual_PTD')
+    editable_arrays = {}
+    for target, name in names.items():
+        widths = {index: layer[name].shape[-1] for index, layer in enumerate(layer_arrays) if name in layer}
+        if widths:
+            heads = 1 if target == 'residual' else num_heads
+            editable_arrays[target] = EditableArray(tuple(widths), heads, max(widths.values()))
+    return editable_arrays
 
 
 def make_position_kwargs(ids_PT: np.ndarray, position_T: np.ndarray | None) -> dict[str, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""Measurement of a model: input sequences, metrics, and query selection."""
+"""Measurement of a model: input sequences and metrics."""
 
 import dataclasses
 import itertools
@@ -23,7 +23,6 @@ from sinklab.metrics.metric import (
     Arrays,
     MetricInfo,
     MetricSetting,
-    name_by_layer,
 )
 from sinklab.metrics.propositions import judge_propositions
 from sinklab.metrics.sink import SINK_THRESHOLD
@@ -58,7 +57,6 @@ class MeasureRequest:
     thresholds: tuple[float, ...] = (SINK_THRESHOLD,)
     positions: str | None = None
     loss: bool = False
-    selection: bool = False
 
     def __post_init__(self):
         if not self.inputs:
@@ -115,12 +113,8 @@ class MeasureRequest:
 RemarkFn = Callable[[str], Any]
 
 
-def ignore_remark(remark: str) -> None:
-    """Do nothing."""
-
-
 def make_inputs(
-    model: MeasurableModel, request: MeasureRequest, on_remark: RemarkFn = ignore_remark
+    model: MeasurableModel, request: MeasureRequest, on_remark: RemarkFn = lambda _: None
 ) -> dict[str, np.ndarray]:
     """Make ids_PT for each kind of input; the kind `domains` gives one domain/NAME for each domain.
 
@@ -272,33 +266,15 @@ def parse_positions(option: str, length: int) -> np.ndarray:
     return position_T
 
 
-def measure_selection(
-    model: MeasurableModel, ids_PT: np.ndarray, position_T: np.ndarray | None = None
-) -> dict[str, float]:
-    """Measure selection/LL: the rise of the loss, in nats, when the queries of one layer are set to 0."""
-    if not isinstance(model, RunModel):
-        raise UserError(f'--selection needs a run, and {model.name} is not one; remove it')
-    loss = np.nanmean(model.compute_token_losses(ids_PT, position_T))
-    silenced_models = (model.copy_with_zero_queries(layer) for layer in range(model.spec.model.layers))
-    return name_by_layer(
-        'selection',
-        np.array(
-            [np.nanmean(silenced.compute_token_losses(ids_PT, position_T)) - loss for silenced in silenced_models]
-        ),
-    )
-
-
 def find_published(model_name: str, length: int) -> dict[str, float]:
     """Return the published sink rates for each kind of input, if model and length are of the paper.
 
     The model is recognized by the last part of its path or hub name.
     """
     base_name = PurePath(model_name.removeprefix('hf:')).name.lower()
-    return (
-        {}
-        if length != PUBLISHED_LENGTH
-        else next((numbers for name, numbers in PUBLISHED_SINK_RATES.items() if name.lower() == base_name), {})
-    )
+    if length != PUBLISHED_LENGTH:
+        return {}
+    return next((numbers for name, numbers in PUBLISHED_SINK_RATES.items() if name.lower() == base_name), {})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -434,14 +410,13 @@ class MeasureJob:
         return [dict(claim=claim, number=number, holds=holds) for claim, number, holds in judged]
 
     def measure_input(self, name: str, on_progress: ProgressFn, names: tuple[str, ...] | None) -> Measurement:
-        ids_PT, overrides = (
-            self.ids_by_input[name],
-            self.request.setting_overrides | dict(repeated=name == 'repeated'),
-        )
-        measurement = measure_model(self.model, ids_PT, self.request.position_T, on_progress, names, **overrides)
-        return dataclasses.replace(
-            measurement, numbers=measurement.numbers | compute_forward_pass_metrics(self.model, ids_PT, self.request)
-        )
+        ids_PT, position_T = self.ids_by_input[name], self.request.position_T
+        overrides = self.request.setting_overrides | dict(repeated=name == 'repeated')
+        measurement = measure_model(self.model, ids_PT, position_T, on_progress, names, **overrides)
+        if not self.request.loss:
+            return measurement
+        loss = float(np.nanmean(self.model.compute_token_losses(ids_PT, position_T)))
+        return dataclasses.replace(measurement, numbers=measurement.numbers | {LOSS_INFO.name: loss})
 
 
 def make_job(model: MeasurableModel, request: MeasureRequest) -> MeasureJob:
@@ -449,18 +424,6 @@ def make_job(model: MeasurableModel, request: MeasureRequest) -> MeasureJob:
     remarks: list[str] = []
     ids_by_input = make_inputs(model, full_request, remarks.append)
     return MeasureJob(model, full_request, ids_by_input, tuple(remarks))
-
-
-def compute_forward_pass_metrics(
-    model: MeasurableModel, ids_PT: np.ndarray, request: MeasureRequest
-) -> dict[str, float]:
-    """Compute the metrics that need forward passes of their own."""
-    metrics = {}
-    if request.loss:
-        metrics[LOSS_INFO.name] = float(np.nanmean(model.compute_token_losses(ids_PT, request.position_T)))
-    if request.selection:
-        metrics |= measure_selection(model, ids_PT, request.position_T)
-    return metrics
 
 
 def replace_nonfinite(numbers: dict[str, float]) -> dict[str, float | None]:

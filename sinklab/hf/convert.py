@@ -63,13 +63,11 @@ class ModelType:
         architecture: The name of its class.
         fields: The values of our config fields that the type decides.
         activation: The key of the activation, and its values for our `ffn`.
-        gain_offset: The difference between gains of norms and their arrays.
     """
 
     architecture: str
     fields: dict[str, Any]
     activation: tuple[str, tuple[str, ...]] = ('hidden_act', ('swish', 'silu'))
-    gain_offset: float = 0.0
 
     @property
     def has_window(self) -> bool:
@@ -90,7 +88,6 @@ MODEL_TYPES = {
         'Gemma3ForCausalLM',
         GEMMA_FIELDS,
         activation=('hidden_activation', ('gelu_pytorch_tanh',)),
-        gain_offset=1.0,
     ),
 }
 FIELD_OF_KEY = {
@@ -313,8 +310,9 @@ HF_NAMES = {
     'norm.gain_D': 'model.norm.weight',
     'head_VD': 'lm_head.weight',
 }
-# The name of the norm before the FFN where there is also a norm after attention.
+# The name of the norm before the FFN where there is also a norm after attention, as in Gemma 3.
 SANDWICH_NAMES = {'blocks.ffn_norms.before.gain_D': 'model.layers.{}.pre_feedforward_layernorm.weight'}
+GEMMA_GAIN_OFFSET = 1.0  # gains of Gemma 3 are stored less this number
 COMPUTED_PATTERN = re.compile(r'rotary_emb\.inv_freq$')  # of older checkpoints; computed, no parameter
 
 
@@ -372,9 +370,11 @@ def list_parameters(model: ModelConfig) -> dict[str, ParameterSpec]:
     abstract_model = nnx.eval_shape(lambda: Transformer(model, 1, nnx.Rngs(0)))
     specs = flatten_dict(sharding.map_parameters(make_spec, nnx.state(abstract_model)))
     hf_names = HF_NAMES | (SANDWICH_NAMES if model.norm == 'sandwich' else {})
-    gain_offset = MODEL_TYPES[select_model_type(model)].gain_offset
+    gain_offset = GEMMA_GAIN_OFFSET if model.norm == 'sandwich' else 0.0
     return {
-        name: dataclasses.replace(specs[name], hf_name=hf_name, offset=gain_offset if name.endswith('.gain_D') else 0)
+        name: dataclasses.replace(
+            specs[name], hf_name=hf_name, offset=gain_offset if name.endswith('.gain_D') else 0.0
+        )
         for name, hf_name in hf_names.items()
         if name in specs
     }
