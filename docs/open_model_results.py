@@ -10,7 +10,6 @@ from typing import Any
 
 from docs.page_parts import write_part
 from docs.reference import escape_markdown_text, format_code, format_table
-from sinklab.analysis.measure import OPEN_MODEL_DEFAULTS
 from sinklab.configs.open_models import EXPERIMENTS
 from sinklab.escape import FIGURE_RC_PARAMS
 from sinklab.metrics.registry import find_metric_info
@@ -80,28 +79,16 @@ def format_models(results: Results) -> str:
 
 
 def format_machines(results: Results) -> str:
-    """Return where and with which packages the experiments were measured, and whether some are reduced."""
-    named_entries = [(name, entry) for name, models in results['experiments'].items() for entry in models.values()]
+    """Return where and with which packages the experiments were measured."""
     sentences = dict.fromkeys(
         f'{machine["date"]}, {escape_markdown_text(machine["processor"])}, {machine["cores"]} cores, no accelerator; '
         f'python {machine["python"]}, {packages}.'
-        for _, entry in named_entries
+        for models in results['experiments'].values()
+        for entry in models.values()
         for machine in [entry['machine']]
         for packages in [', '.join(f'{name} {version}' for name, version in entry['versions'].items())]
     )
-    if any(has_fewer_texts(EXPERIMENTS[name], entry) for name, entry in named_entries):
-        sentences['**Some experiments have fewer texts than they ask for.**'] = None
     return '\n\n'.join(sentences) + '\n\n'
-
-
-def has_fewer_texts(experiment: dict, entry: dict) -> bool:
-    """Return whether a variant was measured on fewer texts, or on a shorter one, than the experiment asks for."""
-    return any(
-        options[name] < experiment['variants'][variant].get(name, OPEN_MODEL_DEFAULTS.get(name))
-        for variant, options in entry['options'].items()
-        for name in ('sequences', 'characters')
-        if name in options
-    )
 
 
 def format_experiment(name: str, results: Results) -> str:
@@ -117,8 +104,8 @@ def format_experiment(name: str, results: Results) -> str:
             lines.append([escape_markdown_text(statement['statement']), *verdicts])
         markdown += format_table(['statement', *entries], lines)
     for model, entry in entries.items():
-        for reason, variants in group_refusals(entry).items():
-            markdown += f'{model} refuses {", ".join(variants)}: {escape_markdown_text(reason)}.\n\n'
+        for variant, reason in entry.get('refused', {}).items():
+            markdown += f'{model} refuses {variant}: {escape_markdown_text(reason)}.\n\n'
         remarks = [remark for found in entry['found'].values() for remark in found.get('remarks', ())]
         markdown += ''.join(f'{model}: {escape_markdown_text(remark)}.\n\n' for remark in dict.fromkeys(remarks))
     for picture, (experiment_name, _, description) in PICTURES.items():
@@ -181,13 +168,6 @@ def is_measured(metric: str, entries: dict) -> bool:
     return any(
         get_value(entry, variant, metric) is not None for entry in entries.values() for variant in entry['found']
     )
-
-
-def group_refusals(entry: dict) -> dict[str, list[str]]:
-    reasons: dict[str, list[str]] = {}
-    for variant, reason in entry.get('refused', {}).items():
-        reasons.setdefault(reason, []).append(variant)
-    return reasons
 
 
 def label_metric(metric: str) -> str:

@@ -13,7 +13,7 @@ from sinklab.analysis.model_protocol import MeasurableModel
 from sinklab.analysis.model_ref import open_model
 from sinklab.analysis.run_model import RunModel
 from sinklab.checkpoint import checkpointer
-from sinklab.errors import UserError, format_extra_command
+from sinklab.errors import UserError
 from sinklab.escape import FIGURE_RC_PARAMS
 from sinklab.metrics.registry import select_by_name, select_measurable
 from sinklab.run_ref import select_steps
@@ -317,14 +317,10 @@ class OpenedRun(OpenedModel):
             A pandas data frame with one row for each step and one column for each metric.
 
         Raises:
-            UserError: pandas is not installed, or the run has logged no such metric.
+            UserError: The run has logged no such metric.
         """
-        try:
-            import pandas
-        except ImportError as error:
-            raise UserError(
-                f'a curve is a data frame of pandas; install it: {format_extra_command("notebook")}'
-            ) from error
+        import pandas
+
         records = self.subject.run_dir.read_records()
         if not records:
             raise UserError(f'{self.subject.run_dir} has logged no metrics; train it first')

@@ -44,7 +44,7 @@ def read_modification_times(path):
 
 def test_open_reads_run_without_corpus_and_writes_nothing(trained_run, monkeypatch):
     path, *_ = trained_run
-    monkeypatch.setattr('sinklab.analysis.run_model.open_corpus', lambda *_: pytest.fail('the corpus is read'))
+    monkeypatch.setattr('sinklab.data.run_data.open_corpus', lambda *_: pytest.fail('the corpus is read'))
     times_before = read_modification_times(path)
     run = sinklab.open(path)
     result = run.attention('import os')
@@ -59,30 +59,6 @@ def test_open_reads_run_without_corpus_and_writes_nothing(trained_run, monkeypat
     _, captured = run.model(run.ids('import os'), capture=True)
     np.testing.assert_allclose(result.matrix_LHTS, captured.attention_BHTS[:, 0], atol=1e-6)
     assert numbers['sink/1'] == sink.compute_sink_rate(sink.compute_importance(result.matrix_LHTS, 1))
-
-
-def test_open_rejects_unknown_bos(trained_run):
-    for model_ref in (trained_run[0], 'hf:openai-community/gpt2'):
-        with pytest.raises(UserError, match='bos=forced'):
-            sinklab.open(model_ref, bos='forced')
-
-
-def test_curve_of_run_without_records_is_rejected(trained_run, tmp_path):
-    pytest.importorskip('pandas')
-    path = shutil.copytree(trained_run[0], tmp_path / 'run')
-    (path / 'metrics.jsonl').unlink()
-    with pytest.raises(UserError, match=f'{path}.*train it'):
-        sinklab.open(path).curve('loss')
-
-
-def test_plot_labels_every_token(trained_run):
-    result = sinklab.open(trained_run[0]).attention('x = $1\n')
-    figure = result.plot()
-    axes = figure.axes[0]
-    assert len(axes.get_xticklabels()) == len(result.keys)
-    layer, head = result.strongest()
-    assert axes.get_title() == f'layer {layer + 1}, head {head + 1}', 'from 1, as in reports'
-    figure.draw_without_rendering()
 
 
 def test_plot_selects_strongest_matrix_of_selection():
@@ -211,7 +187,7 @@ def test_measure_says_how_many_documents_have_several_windows(trained_run, capsy
         (tmp_path / f'{number}.log').write_text(' '.join(map(str, range(100 + 100 * number))))
     arguments = [str(trained_run[0]), f'--source=text:{tmp_path}/*', '--length=16', '--sequences']
     assert main(['measure', *arguments, '10']) == 0
-    assert 'the 10 texts of natural are windows of fewer documents (3)' in capsys.readouterr().out
+    assert 'the 10 texts are windows of fewer documents (3)' in capsys.readouterr().out
     assert main(['measure', *arguments, '3', '--json']) == 0
     assert 'remarks' not in json.loads(capsys.readouterr().out)
 
@@ -234,23 +210,6 @@ def test_dtype_of_run_changes_numbers_as_rounding_does(trained_run, capsys):
     assert (run.at(4).spec.model.dtype, run.subject.dtype) == ('bfloat16', 'bfloat16')
     with pytest.raises(UserError, match='give bfloat16 or float32'):
         sinklab.open(trained_run[0], dtype='float16')
-
-
-def test_measure_accepts_text_shorter_than_probe_keys(trained_run):
-    run = sinklab.open(trained_run[0])
-    text = 'a'
-    assert len(run.ids(text)[0]) < run.spec.probe.keys
-    assert {*run.measure('alpha', text=text)} >= {'alpha/1', 'alpha/2'}
-
-
-def test_measure_uses_domain_of_probe(trained_run):
-    subject = sinklab.open(trained_run[0]).subject
-    subject.spec = dataclasses.replace(
-        subject.spec, probe=dataclasses.replace(subject.spec.probe, domain='none such')
-    )
-    request = measure.MeasureRequest(sequences=2, length=8)
-    with pytest.raises(UserError, match='none such'):
-        measure.make_inputs(subject, request)
 
 
 def test_measure_writes_printed_results_with_optional_metrics(trained_run, capsys, monkeypatch, tmp_path):
@@ -303,7 +262,6 @@ def test_make_inputs_returns_natural_random_and_repeated_tokens(trained_run):
         ['{run}/probe'],
         ['org/none'],
         ['{run}', '--inputs=naturl'],
-        ['{run}', '--inputs=domains'],
         ['{run}', '--length=1000'],
         ['{run}', '--lengths=4,400'],
         ['{run}', '--eps=0.3'],

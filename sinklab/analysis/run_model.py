@@ -20,7 +20,7 @@ from sinklab.analysis.model_protocol import ExtractFn, ProgressFn, check_length,
 from sinklab.checkpoint import checkpointer, digests
 from sinklab.config.spec import Spec
 from sinklab.data.batches import add_training_tokens, set_fixed_token
-from sinklab.data.run_data import PREPENDED_IDS, find_tokenizer_file, open_corpus
+from sinklab.data.run_data import PREPENDED_IDS, find_tokenizer_file
 from sinklab.data.tokenizer import Tokenizer, compute_tokenizer_digest, encode_long_text, load_tokenizer
 from sinklab.errors import UserError
 from sinklab.loss_mask import is_in_loss, strip_loss_mask
@@ -182,10 +182,6 @@ class RunModel:
 
     def build_module(self) -> nnx.Module:
         return nnx.merge(state.make_abstract_model(self.spec)[0], self.params)
-
-    def list_domains(self) -> list[str]:
-        """Return the domains of the run's token store."""
-        return open_corpus(self.spec.data, self.vocabulary).domains
 
     def make_setting(self, length: int, **overrides: Any) -> MetricSetting:
         return make_setting(self.spec, length, count_learned_kv(self.spec.model), **overrides)

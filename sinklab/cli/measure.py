@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         '--inputs',
         default='natural',
         metavar='KIND,...',
-        help='kinds of inputs: natural, random, repeated, domains (default: natural)',
+        help='kinds of inputs: natural, random, repeated (default: natural)',
     )
     parser.add_argument(
         '--source', help="texts to read, such as 'text:corpus/*.txt' (default: those of the run, or stdlib)"

@@ -12,7 +12,7 @@ import shutil
 import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -316,14 +316,6 @@ GEMMA_GAIN_OFFSET = 1.0  # gains of Gemma 3 are stored less this number
 COMPUTED_PATTERN = re.compile(r'rotary_emb\.inv_freq$')  # of older checkpoints; computed, no parameter
 
 
-class ArrayReader(Protocol):
-    """A reader of arrays by their names in transformers."""
-
-    shapes: dict[str, tuple[int, ...]]
-
-    def read_array(self, name: str) -> np.ndarray: ...
-
-
 @dataclasses.dataclass(frozen=True)
 class ParameterSpec:
     """The shape of a parameter in one layer, the number of layers, the number of its input axes, and its names."""
@@ -380,7 +372,7 @@ def list_parameters(model: ModelConfig) -> dict[str, ParameterSpec]:
     }
 
 
-def read_params(model: ModelConfig, reader: ArrayReader, source: str) -> dict[str, Any]:
+def read_params(model: ModelConfig, reader: files.SafetensorsReader, source: str) -> dict[str, Any]:
     """Read the parameters of a model in float32.
 
     Raises:
@@ -573,7 +565,7 @@ def write_model_files(
 # The tolerance is relative to the largest logit, at least 1. Rounding errors of float32 grow with the number of
 # layers, so that it is scaled by layers / SHALLOW_LAYERS above that number.
 RELATIVE_TOLERANCE, SHALLOW_LAYERS = 1e-5, 4
-DEFAULT_TOKENS, MAX_TOKENS = 64, 1024  # compared tokens; more than the default to reach beyond a window
+MIN_TOKENS, MAX_TOKENS = 64, 1024  # that are compared
 
 
 def check_parity(model_dir: Path, model: ModelConfig, params: dict, length: int, dtype: str) -> str:
@@ -582,7 +574,8 @@ def check_parity(model_dir: Path, model: ModelConfig, params: dict, length: int,
     Raises:
         UserError: The logits or the attention weights differ.
     """
-    ids_BT = make_sample_ids(model, length)
+    num_tokens = min(length, max(MIN_TOKENS, min((model.mask.window or 0) + 8, MAX_TOKENS)))  # beyond the window
+    ids_BT = np.random.default_rng(0).integers(0, model.vocabulary, (2, num_tokens)).astype(np.int32)
     if dtype != 'float32':  # the parameters have been rounded
         params = read_params(model, files.SafetensorsReader(model_dir), str(model_dir))
     own_outputs = compute_with_sinklab(model, params, ids_BT)
@@ -599,16 +592,6 @@ def check_parity(model_dir: Path, model: ModelConfig, params: dict, length: int,
     if not all(difference <= allowed for difference in differences):
         raise UserError(f'{text}, but {allowed:.1e} is allowed; the files are not this model, and were deleted')
     return text
-
-
-def make_sample_ids(model: ModelConfig, length: int) -> np.ndarray:
-    """Make two random sequences of token ids.
-
-    They are longer than the attention window if `length` and MAX_TOKENS allow it.
-    """
-    past_window = (model.mask.window or 0) + 8
-    num_tokens = min(length, past_window if DEFAULT_TOKENS < past_window <= MAX_TOKENS else DEFAULT_TOKENS)
-    return np.random.default_rng(0).integers(0, model.vocabulary, (2, num_tokens)).astype(np.int32)
 
 
 def compute_with_sinklab(model: ModelConfig, params: dict, ids_BT: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
