@@ -308,7 +308,7 @@ def test_loss_is_mean_over_tokens_and_compare_shows_it_with_metrics(models, kind
 
 def test_compare_in_bfloat16_shows_differences_of_edits_alone(run_path, monkeypatch):
     """By causality, edits at the last token of a text change no loss."""
-    monkeypatch.setattr(run_model, 'jit_token_loss', None)  # the program of other losses can round differently
+    monkeypatch.setattr(run_model, 'jit_token_scores', None)  # the program of other losses can round differently
     model = sinklab.open(run_path, dtype='bfloat16')
     model.subject.params = draw_params(model.spec)
     last_position = model.ids(TEXTS).shape[1] - 1

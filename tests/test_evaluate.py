@@ -85,7 +85,7 @@ def test_evaluate_prints_table_for_limit_and_few_shot(finished_run, tasks_dir, c
         (['{run}@8', '--tasks=mine_choice', '--include={tasks}', '--out={run}'], 'already exists'),
         (['{run}@5', '--tasks=mine_choice', '--include={tasks}'], 'has no checkpoint 5'),
         (['{run}/none', '--tasks=mine_choice', '--include={tasks}'], 'does not exist; give the folder of a run'),
-        (['hf:{run}', '--tasks=mine_choice', '--include={tasks}'], 'a run without hf:'),
+        (['hf:{run}', '--tasks=mine_choice', '--include={tasks}'], 'has no model.safetensors'),
     ],
 )
 def test_evaluate_rejects_invalid_arguments_with_one_line(finished_run, tasks_dir, capsys, arguments, message):

@@ -2,30 +2,24 @@
 
 import contextlib
 import difflib
-import functools
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from importlib.metadata import version
 from typing import Any
 
-import jax
 import lm_eval
 import numpy as np
 from lm_eval.api.model import LM, TemplateLM
 from lm_eval.tasks import TaskManager
-from tqdm import tqdm
 
 from sinklab.analysis.model_ref import check_model_exists, resolve_checkpoint
 from sinklab.analysis.run_model import RunModel
 from sinklab.config.spec import Spec
 from sinklab.errors import UserError, format_error
 from sinklab.hf import gguf
-from sinklab.parallel import sharding
 from sinklab.run_ref import GGUF_PREFIX, MODEL_PREFIXES
-from sinklab.train.validation_loss import make_token_loss
 
-MAX_LOGITS_BYTES = 1 << 29  # bytes of logits in float32
 MIN_LENGTH = 32  # shorter texts are padded to this length
 BOOTSTRAP_ITERATIONS = 1000  # for the bootstrapped standard error
 HF_BATCH_SIZE = 8  # texts in a batch of a Hugging Face model
@@ -61,7 +55,7 @@ class SinklabLM(TemplateLM):
 
     def _loglikelihood_tokens(self, requests: list, disable_tqdm: bool = False, **_: Any) -> list[tuple[float, bool]]:
         parts_by_request = [[*self.split_request(context, continuation)] for _, context, continuation in requests]
-        scores = iter(self.score_parts([part for items in parts_by_request for part in items], disable_tqdm))
+        scores = iter(self.score_parts([part for items in parts_by_request for part in items]))
         scores_by_request = [[next(scores) for _ in items] for items in parts_by_request]
         return [
             (sum((score for score, _ in items), 0.0), all(greedy for _, greedy in items))
@@ -88,41 +82,31 @@ class SinklabLM(TemplateLM):
             end = min(start + self.max_text_tokens, len(ids))
             yield [*self.truncate(ids[: end - 1]), ids[end - 1]], end - start
 
-    def score_parts(self, parts: list[tuple[list[int], int]], disable_tqdm: bool) -> list[tuple[float, bool]]:
+    def score_parts(self, parts: list[tuple[list[int], int]]) -> list[tuple[float, bool]]:
         """Return (log-probability of the predicted ids, whether greedy decoding gives them) for each part.
 
-        The longest texts come first, and lengths are padded to powers of two, so that there are few shapes to
-        compile. Padding follows the text, so that its causal attention does not see it.
+        Lengths are padded to powers of two, so that there are few shapes to compile. Padding follows the text, so
+        that its causal attention does not see it.
         """
         scores: list[Any] = [None] * len(parts)
-        longest_first = sorted(range(len(parts)), key=lambda index: -len(parts[index][0]))
-        max_rows = max(1, MAX_LOGITS_BYTES // (4 * self.run_model.vocabulary * self.max_length))
-        batch_size = min(max_rows, len(parts))
-        with (
-            tqdm(total=len(parts), disable=disable_tqdm, desc='texts read') as progress_bar,
-            jax.set_mesh(self.run_model.mesh),
-        ):
-            while longest_first:
-                indices, longest_first = longest_first[:batch_size], longest_first[batch_size:]
-                ids_BT = np.zeros((batch_size, self.choose_length(len(parts[indices[0]][0]) - 1) + 1), np.int32)
-                for row, index in enumerate(indices):
-                    ids_BT[row, : len(parts[index][0])] = parts[index][0]
-                batch = sharding.put_batch(ids_BT, self.run_model.mesh)
-                loss_BT, is_greedy_BT = jax.device_get(self.token_loss_program(self.run_model.params, batch))
-                for row, index in enumerate(indices):
-                    ids, num_predicted = parts[index]
-                    predicted = row, slice(len(ids) - 1 - num_predicted, len(ids) - 1)
-                    scores[index] = -loss_BT[predicted].sum(dtype=float), bool(is_greedy_BT[predicted].all())
-                progress_bar.update(len(indices))
+        indices_by_length: dict[int, list[int]] = {}
+        for index, (ids, _) in enumerate(parts):
+            indices_by_length.setdefault(self.choose_length(len(ids) - 1), []).append(index)
+        for length, indices in indices_by_length.items():
+            ids_PT = np.zeros((len(indices), length + 1), np.int32)
+            for row, index in enumerate(indices):
+                ids_PT[row, : len(parts[index][0])] = parts[index][0]
+            arrays = self.run_model.score_tokens(ids_PT)
+            for row, index in enumerate(indices):
+                ids, num_predicted = parts[index]
+                predicted = 0, row, slice(len(ids) - 1 - num_predicted, len(ids) - 1)
+                is_greedy = bool(arrays['is_greedy_LPT'][predicted].all())
+                scores[index] = -arrays['loss_LPT'][predicted].sum(dtype=float), is_greedy
         return scores
 
     def choose_length(self, length: int) -> int:
         """Return the padded length of a text."""
         return min(max(MIN_LENGTH, 1 << (length - 1).bit_length()), self.max_length)
-
-    @functools.cached_property
-    def token_loss_program(self) -> Callable:
-        return make_token_loss(self.run_model.spec, self.run_model.mesh)
 
 
 def check_scorable(spec: Spec, name: str) -> None:

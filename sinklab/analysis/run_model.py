@@ -202,15 +202,24 @@ class RunModel:
 
     def compute_token_losses(self, ids_PT: np.ndarray, position_T: np.ndarray | None = None) -> np.ndarray:
         length = check_length(self, ids_PT)
-        batch_size = max(1, MAX_BATCH_BYTES // (4 * length * self.vocabulary))  # of the logits
-        if self.edits is not None:
-            program = self.make_program(jit_edited_loss, make_hashable(position_T))
-            batch_size = min(batch_size, self.choose_batch_size(length))
+        if self.edits is None:
+            arrays = self.score_tokens(ids_PT, position_T)
         else:
-            program = jit_token_loss(self.spec, make_hashable(None if position_T is None else position_T[:-1]))
-        with jax.set_mesh(self.mesh):
-            arrays = run_in_batches(functools.partial(self.run_on_device, program), ids_PT, batch_size)
+            program = self.make_program(jit_edited_loss, make_hashable(position_T))
+            batch_size = min(self.choose_logits_batch_size(length), self.choose_batch_size(length))
+            with jax.set_mesh(self.mesh):
+                arrays = run_in_batches(functools.partial(self.run_on_device, program), ids_PT, batch_size)
         return np.where(is_in_loss(ids_PT[:, 1:]), arrays['loss_LPT'][0], np.nan)
+
+    def score_tokens(self, ids_PT: np.ndarray, position_T: np.ndarray | None = None) -> dict[str, np.ndarray]:
+        """Return loss_LPT and is_greedy_LPT of every token but the first, where L is 1, without edits."""
+        program = jit_token_scores(self.spec, make_hashable(None if position_T is None else position_T[:-1]))
+        batch_size = self.choose_logits_batch_size(ids_PT.shape[1])
+        with jax.set_mesh(self.mesh):
+            return run_in_batches(functools.partial(self.run_on_device, program), ids_PT, batch_size)
+
+    def choose_logits_batch_size(self, length: int) -> int:
+        return max(1, MAX_BATCH_BYTES // (4 * length * self.vocabulary))
 
     def make_program(self, make_jitted: Any, *arguments: Any) -> Callable:
         """Return the function of `jit_capture` or `jit_edited_loss`, with the edits of this model.
@@ -253,10 +262,15 @@ def jit_capture(
 
 
 @functools.lru_cache(maxsize=16)
-def jit_token_loss(spec: Spec, positions: tuple[int, ...] | None) -> Callable:
-    """Return the jitted function (params, ids_PT) -> loss_LPT, where L is 1."""
+def jit_token_scores(spec: Spec, positions: tuple[int, ...] | None) -> Callable:
+    """Return the jitted function (params, ids_PT) -> loss_LPT and is_greedy_LPT, where L is 1."""
     program = make_token_loss(spec, make_one_device_mesh(), **make_position_kwargs(positions))
-    return lambda params, ids_PT: {'loss_LPT': program(params, ids_PT)[0][None]}
+
+    def compute(params: dict, ids_PT: jax.Array) -> Arrays:
+        loss_PT, is_greedy_PT = program(params, ids_PT)
+        return {'loss_LPT': loss_PT[None], 'is_greedy_LPT': is_greedy_PT[None]}
+
+    return compute
 
 
 @functools.lru_cache(maxsize=16)
