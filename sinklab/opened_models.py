@@ -194,13 +194,13 @@ class OpenedModel:
             UserError: There is no such metric, or a text or an edit does not fit the model.
         """
         ids_PT = self.ids(text)
-        subject = self._apply(edit, ids_PT.shape[1])
-        return self._measure(subject, ids_PT, (name,), **overrides)[0]
+        numbers = self._measure(self._apply(edit, ids_PT.shape[1]), ids_PT, (name,), **overrides)
+        return numbers.get(name, numbers)
 
     def _measure(
         self, subject: MeasurableModel, ids_PT: np.ndarray, names: Sequence[str], **overrides: Any
-    ) -> list[float | dict[str, float]]:
-        """Return for each name its number, or all numbers whose names begin with it and a slash.
+    ) -> dict[str, float]:
+        """Return the numbers of these names, and those that begin with one of them and a slash.
 
         Raises:
             UserError: There is no such metric. That of another kind of model is refused after the forward pass.
@@ -210,13 +210,15 @@ class OpenedModel:
         for name in names:
             if not select_by_name((name,), metrics):
                 raise UserError(f'there is no metric {name!r}; use {", ".join(families)}')
-        numbers, results = measure_model(subject, ids_PT, names=tuple(names), **overrides).numbers, []
-        for name in names:
-            matching = {key: value for key, value in numbers.items() if not name or key.startswith(f'{name}/')}
-            if name not in numbers and not matching:
-                raise UserError(f'the metric {name!r} does not exist for this model and this text; give another one')
-            results.append(numbers.get(name, matching))
-        return results
+        numbers = measure_model(subject, ids_PT, names=tuple(names), **overrides).numbers
+        selected = {
+            key: value
+            for key, value in numbers.items()
+            if any(name in ('', key) or key.startswith(f'{name}/') for name in names)
+        }
+        if names and not selected:
+            raise UserError(f'the metric {names[0]!r} does not exist for this model and this text; give another one')
+        return selected
 
     def loss(self, text: str | list[str], edit: Edit | Sequence[Edit] | None = None) -> float:
         """Compute the mean loss of one or more texts, in nats per token, of every token but the first.
@@ -262,8 +264,7 @@ class OpenedModel:
         for label, edit in {'without': None, **labelled}.items():
             subject = self._apply(edit, ids_PT.shape[1]) if edit else self.subject.copy_with_edits(())
             rows[label] = {'loss': float(np.nanmean(subject.compute_token_losses(ids_PT)))}
-            for name, selected in zip(names, self._measure(subject, ids_PT, names), strict=True):
-                rows[label] |= selected if isinstance(selected, dict) else {name: selected}
+            rows[label] |= self._measure(subject, ids_PT, names)
         return rows
 
 
