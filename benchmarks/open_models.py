@@ -14,6 +14,7 @@ With the default file, the tables of the page and its pictures are written at th
 import argparse
 import contextlib
 import dataclasses
+import functools
 import io
 import json
 import os
@@ -65,15 +66,9 @@ class ModelEntry:
         return f'{entry["file"]} of {first}' + (f' and {len(others)} more packages' if others else '')
 
 
-OPENED_MODELS: dict[tuple[str, str], OpenedModel] = {}
-
-
+@functools.lru_cache(maxsize=1)
 def open_model(ref: str, bos: str = 'auto') -> OpenedModel:
-    """Open a model, and free the memory of the one before."""
-    if (ref, bos) not in OPENED_MODELS:
-        OPENED_MODELS.clear()
-        OPENED_MODELS[ref, bos] = sinklab.open(ref, bos=bos)
-    return OPENED_MODELS[ref, bos]
+    return sinklab.open(ref, bos=bos)
 
 
 def round_number(value: float) -> float | None:
@@ -210,7 +205,7 @@ def run_experiment(experiment: dict, model: ModelEntry, variants: dict, args: ar
     found: dict[str, Any] = {}
     refused: dict[str, str] = {}
     if run_variant is stream_text:
-        OPENED_MODELS.clear()  # frees the memory of the model
+        open_model.cache_clear()  # frees the memory of the model
     for name, options in variants.items():
         try:
             found[name] = run_variant(model, experiment, options, args.corpora)

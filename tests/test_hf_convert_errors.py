@@ -104,12 +104,9 @@ DAMAGES = {
     'no folder': shutil.rmtree,
     'no config': lambda folder: (folder / 'config.json').unlink(),
     'half a config': lambda folder: (folder / 'config.json').write_text('{"model_'),
-    'a config that is a list': lambda folder: (folder / 'config.json').write_text('[]'),
     'no tokenizer': lambda folder: (folder / 'tokenizer.json').unlink(),
-    'an empty tokenizer': lambda folder: (folder / 'tokenizer.json').write_text('{}'),
     'a missing weight file': lambda folder: find_first_file(folder).unlink(),
     'half a file': lambda folder: find_first_file(folder).write_bytes(find_first_file(folder).read_bytes()[:5000]),
-    'half of the arrays': lambda folder: find_first_file(folder).rename(folder / files.MODEL_FILE),
     'an index with a path outside the folder': lambda folder: change_json_file(
         folder, files.INDEX_FILE, weight_map={'a': '../theirs/model.safetensors'}
     ),
@@ -120,7 +117,6 @@ DAMAGES = {
     'another width': lambda folder: change_json_file(folder, 'config.json', hidden_size=32),
     'more layers': lambda folder: change_json_file(folder, 'config.json', num_hidden_layers=3),
     'fewer layers': lambda folder: change_json_file(folder, 'config.json', num_hidden_layers=1),
-    'another family': lambda folder: change_json_file(folder, 'config.json', model_type='qwen3', head_dim=4),
 }
 
 
@@ -148,37 +144,27 @@ def test_documents_begin_with_bos_only_if_tokenizer_adds_it(folder, bos, expecte
     assert (fields['data.fixed_token'], fields['data.bos']) == expected
 
 
-@pytest.mark.parametrize(
-    'command', ['measure', 'evaluate --tasks=a', 'sample --prompt=a', 'checkpoint import --out=run']
-)
-@pytest.mark.parametrize('has_model', [True, False])
-def test_folder_with_adapter_is_refused(folder, command, has_model, monkeypatch, capsys):
+@pytest.mark.parametrize('command', ['measure', 'checkpoint import --out=run'])
+def test_folder_with_adapter_is_refused(folder, command, monkeypatch, capsys):
     monkeypatch.chdir(folder.parent)
-    if not has_model:
-        shutil.rmtree(folder)
-        folder.mkdir()
     (folder / 'adapter_config.json').write_text('{"peft_type": "LORA", "base_model_name_or_path": "nobody/nothing"}')
     code = main([*command.split(), f'hf:{folder}'])
     out, err = capsys.readouterr()
     assert (code, out, err.count('\n')) == (1, '', 1)
-    assert all(part in err for part in (str(folder), 'adapter_config.json', 'merge_and_unload', 'save_pretrained'))
+    assert all(part in err for part in (str(folder), 'adapter_config.json'))
 
 
 @pytest.mark.parametrize(
     ('changes', 'field'),
     [
         (dict(model_type='gpt2'), 'model_type'),
-        (dict(model_type='qwen'), 'qwen3'),
         (dict(hidden_act='gelu'), 'hidden_act'),
         (dict(attention_bias=True), 'attention_bias'),
         (dict(partial_rotary_factor=0.5), 'partial_rotary_factor'),
         (dict(quantization_config=dict(bits=4)), 'quantization_config'),
-        (dict(num_attention_heads='4'), 'num_attention_heads'),
         (dict(num_hidden_layers=0), 'num_hidden_layers'),
-        (dict(max_position_embeddings=0), 'max_position_embeddings'),
         (dict(hidden_size=None), 'hidden_size'),
         (dict(rope_scaling=dict(type='dynamic', factor=2.0)), 'dynamic'),
-        (dict(rope_parameters=dict(rope_type='yarn', factor=2.0)), 'yarn'),
         (dict(rope_scaling=dict(type='linear')), 'factor'),
         (dict(rope_parameters=dict(rope_theta=1e4, mrope_section=[1])), 'mrope_section'),
         (dict(model_type='mistral', layer_types=['full_attention', 'sliding_attention']), 'sliding_window'),
@@ -186,7 +172,6 @@ def test_folder_with_adapter_is_refused(folder, command, has_model, monkeypatch,
         (GEMMA3 | dict(final_logit_softcapping=30.0), 'final_logit_softcapping'),
         (GEMMA3 | dict(query_pre_attn_scalar=168), 'query_pre_attn_scalar'),
         (GEMMA3 | dict(hidden_activation='gelu'), 'hidden_activation'),
-        (dict(layer_types=['chunked_attention'] * 2), 'chunked_attention'),
         (
             GEMMA3 | dict(num_hidden_layers=4, layer_types=['full_attention'] + 3 * ['sliding_attention']),
             'sliding_window',
@@ -208,7 +193,6 @@ def test_parse_hf_config_rejects_unsupported_field_values(changes, field):
     ('hf_config', 'expected'),
     [
         (CONFIG, dict(kv_heads=2, head_width=4, **{'rotary.base': 10_000.0, 'rotary.scaling': 'none'})),
-        (CONFIG | dict(num_key_value_heads=None), dict(kv_heads=None)),
         (CONFIG | dict(rope_theta=5e5), {'rotary.base': 5e5}),
         (
             CONFIG | dict(rope_theta=5e5, rope_parameters=dict(rope_type='default', rope_theta=7)),
@@ -216,11 +200,8 @@ def test_parse_hf_config_rejects_unsupported_field_values(changes, field):
         ),
         (CONFIG | dict(rope_theta=9.0, rope_scaling=dict(type='linear', factor=2)), {'rotary.factor': 2.0}),
         (CONFIG | dict(rope_scaling=LLAMA3_ROPE), {'rotary.slow': 1.0, 'rotary.fast': 4.0, 'rotary.length': 64}),
-        (CONFIG | dict(rope_scaling=LLAMA3_ROPE | dict(original_max_position_embeddings=8)), {'rotary.length': 8}),
         (MISTRAL | dict(sliding_window=8), {'mask.window': 8}),
         (MISTRAL | dict(sliding_window=64), {'mask.window': None}),
-        (MISTRAL, {'mask.window': None}),
-        (CONFIG | dict(sliding_window=8), {'mask.window': None}),
         (
             CONFIG | GEMMA3 | dict(num_hidden_layers=7, rope_local_base_freq=9.0, rope_theta=7.0),
             {'mask.window': 8, 'global_layers.every': 6, 'rotary.base': 9.0, 'global_layers.rotary.base': 7.0},
