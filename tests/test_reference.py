@@ -73,13 +73,11 @@ def test_metrics_page_lists_every_registered_metric(info):
     assert info.description.split()[0] in line.replace('\\', '')
 
 
-def test_metrics_page_lists_every_training_and_analysis_metric():
+def test_metrics_page_lists_every_training_metric():
     names = {LOSS_INFO.name, EMERGENCE_METRIC, FAILS_METRIC}
     for path in [*(ROOT / 'sinklab' / 'train').glob('*.py'), *(ROOT / 'sinklab' / 'data').rglob('*.py')]:
         names |= set(re.findall(r"'((?:train|valid|speed|data)/\w+)'", path.read_text(encoding='utf-8')))
-    text = ''.join(path.read_text(encoding='utf-8') for path in (ROOT / 'sinklab' / 'analysis').glob('*.py'))
-    names |= {f'{name}/{{k}}' for name in re.findall(r"by_layer\(\s*'(\w+)'", text)}
-    assert len(names) >= 11
+    assert len(names) >= 10
     assert {name for name in names if not find_lines(PAGES['metrics.md'], name)} == set()
 
 
