@@ -3,24 +3,23 @@
     python -m benchmarks.corpora build/corpora
     python -m benchmarks.open_models --corpora=build/corpora
     python -m benchmarks.open_models --corpora=build/corpora --models=NAME=hf:PATH --out=mine.json --sequences=20
-    python -m benchmarks.open_models --rerun --experiments=streaming
+    python -m benchmarks.open_models --experiments=streaming
     python -m benchmarks.open_models --page
 
-Results are written into the JSON file after each experiment. An experiment that is in the file is not run again,
-unless something was refused, or the model, the texts, the options, the metrics or a package have changed. --rerun
-runs it in any case, which a change of sinklab itself can need. With the default file, the tables of the page and its
-pictures are written at the end (docs/open_model_results.py); --page writes them alone.
+Results are written into the JSON file after each experiment, in place of earlier ones of that experiment and model.
+With the default file, the tables of the page and its pictures are written at the end (docs/open_model_results.py);
+--page writes them alone.
 """
 
 import argparse
 import contextlib
 import dataclasses
+import functools
 import io
 import json
 import os
 import platform
 import re
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -30,7 +29,6 @@ import numpy as np
 
 import sinklab
 from benchmarks.argument_types import parse_count
-from benchmarks.corpora import DOMAINS, compute_digest
 from docs import open_model_results, page_parts
 from sinklab.analysis.measure import OPEN_MODEL_DEFAULTS, MeasureRequest, MeasureResult, make_job
 from sinklab.cli.main import main as run_sinklab
@@ -68,15 +66,9 @@ class ModelEntry:
         return f'{entry["file"]} of {first}' + (f' and {len(others)} more packages' if others else '')
 
 
-OPENED_MODELS: dict[tuple[str, str], OpenedModel] = {}
-
-
+@functools.lru_cache(maxsize=1)
 def open_model(ref: str, bos: str = 'auto') -> OpenedModel:
-    """Open a model, and free the memory of the one before."""
-    if (ref, bos) not in OPENED_MODELS:
-        OPENED_MODELS.clear()
-        OPENED_MODELS[ref, bos] = sinklab.open(ref, bos=bos)
-    return OPENED_MODELS[ref, bos]
+    return sinklab.open(ref, bos=bos)
 
 
 def round_number(value: float) -> float | None:
@@ -191,8 +183,6 @@ def complete_options(options: dict, args: argparse.Namespace) -> dict[str, Any]:
     if 'inputs' in options:
         sequences = min(args.sequences, options.get('sequences', args.sequences))
         return dict(length=OPEN_MODEL_DEFAULTS['length'], domain='prose') | options | dict(sequences=sequences)
-    if 'characters' in options:
-        return options | dict(characters=min(options['characters'], args.characters))
     return options
 
 
@@ -211,33 +201,26 @@ def select_variants(experiment: dict, model: ModelEntry, position: str, args: ar
 def run_experiment(experiment: dict, model: ModelEntry, variants: dict, args: argparse.Namespace) -> dict[str, Any]:
     """Return what was found in each variant, or why the model refuses it, and how it was measured."""
     run_variant = VERBS[experiment.get('verb', 'measure')]
-    start, found, refused = time.perf_counter(), {}, {}
+    start = time.perf_counter()
+    found: dict[str, Any] = {}
+    refused: dict[str, str] = {}
     if run_variant is stream_text:
-        OPENED_MODELS.clear()  # frees the memory of the model
+        open_model.cache_clear()  # frees the memory of the model
     for name, options in variants.items():
         try:
             found[name] = run_variant(model, experiment, options, args.corpora)
         except UserError as error:
             refused[name] = remove_folders(format_error(error, max_length=None).replace(model.ref, model.name))
-    seconds = round(time.perf_counter() - start, 1)
-    ordered = {name: found[name] for name in experiment['variants'] if name in found}
-    entry = describe_experiment(experiment, variants) | dict(machine=make_machine_record(), seconds=seconds)
-    return entry | dict(found=ordered) | (dict(refused=refused) if refused else {})
-
-
-def describe_experiment(experiment: dict, variants: dict) -> dict[str, Any]:
-    """Return what decides the numbers of an experiment, apart from the model and the texts; in the types of JSON."""
-    settings = dict(options=variants, metrics=experiment['metrics'], arrays=experiment.get('arrays', ()))
-    settings['versions'] = get_package_versions(PACKAGES)
-    return json.loads(json.dumps(settings))
-
-
-def compute_digests(corpora: Path) -> dict[str, str]:
-    """Return the digest of the texts of each domain, and of the long text; see benchmarks/corpora.py."""
-    paths = {name: sorted((corpora / name).glob('*.txt')) for name in DOMAINS} | {'long': [corpora / 'long.txt']}
-    return {
-        name: compute_digest([path.read_text(encoding='utf-8') for path in found]) for name, found in paths.items()
-    }
+    entry = dict(
+        options=variants,
+        metrics=experiment['metrics'],
+        arrays=experiment.get('arrays', ()),
+        versions=get_package_versions(PACKAGES),
+        machine=make_machine_record(),
+        seconds=round(time.perf_counter() - start, 1),
+        found={name: found[name] for name in experiment['variants'] if name in found},
+    )
+    return entry | (dict(refused=refused) if refused else {})
 
 
 def remove_folders(message: str) -> str:
@@ -265,36 +248,20 @@ def make_machine_record() -> dict[str, Any]:
     )
 
 
-def is_current(previous: dict | None, settings: dict) -> bool:
-    """Return whether an experiment was run with these settings, and nothing was refused."""
-    has_run = previous is not None and 'refused' not in previous
-    return has_run and all(previous.get(name) == value for name, value in settings.items())
-
-
 def run_all(args: argparse.Namespace) -> None:
-    """Run the experiments that are missing in the JSON file, and write it after each of them."""
+    """Run the experiments, and write the JSON file after each of them."""
     results = json.loads(args.out.read_text(encoding='utf-8')) if args.out.exists() else {}
-    digests = compute_digests(args.corpora)
-    if results.get('texts') != digests:
-        results = dict(texts=digests, models={}, experiments={})
+    results = dict(models={}, experiments={}) | results
     for model in args.models:
         description = describe_model(model)
-        if results['models'].get(model.name, {}).get('digest') != description['digest']:
-            for entries in results['experiments'].values():
-                entries.pop(model.name, None)
         results['models'][model.name] = description
         for name in args.experiments:
             experiment, entries = EXPERIMENTS[name], results['experiments'].setdefault(name, {})
-            variants = select_variants(experiment, model, description['position'], args)
-            settings = describe_experiment(experiment, variants)
-            if not variants or (is_current(entries.get(model.name), settings) and not args.rerun):
-                continue
-            entries[model.name] = run_experiment(experiment, model, variants, args)
-            print(f'{model.name}, {name}: {entries[model.name]["seconds"]} s', flush=True)
-            for variant, reason in entries[model.name].get('refused', {}).items():
-                print(f'  {variant} refused: {reason}', flush=True)
-            with atomic_write(args.out) as unfinished:
-                unfinished.write_text(page_parts.format_json(results), encoding='utf-8')
+            if variants := select_variants(experiment, model, description['position'], args):
+                entries[model.name] = run_experiment(experiment, model, variants, args)
+                print(f'{model.name}, {name}: {entries[model.name]["seconds"]} s', flush=True)
+                with atomic_write(args.out) as unfinished:
+                    unfinished.write_text(page_parts.format_json(results), encoding='utf-8')
 
 
 def parse_models(text: str) -> list[ModelEntry]:
@@ -324,15 +291,7 @@ def main() -> None:
         metavar='N',
         help='most texts of a variant (default: %(default)s)',
     )
-    parser.add_argument(
-        '--characters',
-        type=parse_count,
-        default=sys.maxsize,
-        metavar='N',
-        help='most characters to stream (default: all)',
-    )
     parser.add_argument('--out', type=Path, default=open_model_results.RESULTS_FILE, metavar='FILE')
-    parser.add_argument('--rerun', action='store_true', help='run experiments that are in the file, too')
     parser.add_argument('--page', action='store_true', help='measure nothing, and write the page from the JSON file')
     args = parser.parse_args()
     if not args.page:

@@ -80,11 +80,11 @@ def format_models(results: Results) -> str:
 
 def format_machines(results: Results) -> str:
     """Return where and with which packages the experiments were measured."""
-    entries = [entry for models in results['experiments'].values() for entry in models.values()]
     sentences = dict.fromkeys(
         f'{machine["date"]}, {escape_markdown_text(machine["processor"])}, {machine["cores"]} cores, no accelerator; '
         f'python {machine["python"]}, {packages}.'
-        for entry in entries
+        for models in results['experiments'].values()
+        for entry in models.values()
         for machine in [entry['machine']]
         for packages in [', '.join(f'{name} {version}' for name, version in entry['versions'].items())]
     )
@@ -104,8 +104,8 @@ def format_experiment(name: str, results: Results) -> str:
             lines.append([escape_markdown_text(statement['statement']), *verdicts])
         markdown += format_table(['statement', *entries], lines)
     for model, entry in entries.items():
-        for reason, variants in group_refusals(entry).items():
-            markdown += f'{model} refuses {", ".join(variants)}: {escape_markdown_text(reason)}.\n\n'
+        for variant, reason in entry.get('refused', {}).items():
+            markdown += f'{model} refuses {variant}: {escape_markdown_text(reason)}.\n\n'
         remarks = [remark for found in entry['found'].values() for remark in found.get('remarks', ())]
         markdown += ''.join(f'{model}: {escape_markdown_text(remark)}.\n\n' for remark in dict.fromkeys(remarks))
     for picture, (experiment_name, _, description) in PICTURES.items():
@@ -168,13 +168,6 @@ def is_measured(metric: str, entries: dict) -> bool:
     return any(
         get_value(entry, variant, metric) is not None for entry in entries.values() for variant in entry['found']
     )
-
-
-def group_refusals(entry: dict) -> dict[str, list[str]]:
-    reasons: dict[str, list[str]] = {}
-    for variant, reason in entry.get('refused', {}).items():
-        reasons.setdefault(reason, []).append(variant)
-    return reasons
 
 
 def label_metric(metric: str) -> str:

@@ -274,7 +274,6 @@ TRAINING_METRICS = {
 # Metrics of separate passes: sinklab/analysis and sinklab/cli/stream.py.
 ON_REQUEST_METRICS = {
     'loss': ('measure --loss', 'nats', 'Mean cross-entropy of the measured texts, every token but the first.'),
-    'selection/{k}': ('measure --selection', 'nats', 'Increase of that loss when the queries of layer k are 0.'),
     'perplexity': ('stream', '', 'Perplexity of a long text with a KV cache of first and recent tokens.'),
 }
 # Metrics that sinklab/report/sweep_table.py computes from the records of a finished run.

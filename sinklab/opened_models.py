@@ -13,7 +13,7 @@ from sinklab.analysis.model_protocol import MeasurableModel
 from sinklab.analysis.model_ref import open_model
 from sinklab.analysis.run_model import RunModel
 from sinklab.checkpoint import checkpointer
-from sinklab.errors import UserError, format_extra_command
+from sinklab.errors import UserError
 from sinklab.escape import FIGURE_RC_PARAMS
 from sinklab.metrics.registry import select_by_name, select_measurable
 from sinklab.run_ref import select_steps
@@ -148,15 +148,11 @@ class OpenedModel:
             raise UserError(f'the shortest text has {min_length} tokens; give at least 2')
         return self.subject.apply_training_format(np.array([item[:min_length] for item in encoded]))
 
-    def _make_edited_copy(self, edit: Edit | Sequence[Edit] | None, length: int) -> MeasurableModel:
-        """Return a copy of the model with edits, which must fit texts of `length` tokens."""
+    def _apply(self, edit: Edit | Sequence[Edit] | None, length: int) -> MeasurableModel:
+        """Return a copy of the model with edits, which must fit texts of `length` tokens; without edits, itself."""
         edits = convert_edits(edit)
-        check_edits(edits, self.subject.editable_layers, length, self.subject.name)
-        return self.subject.copy_with_edits(edits)
-
-    def _select_subject(self, edit: Edit | Sequence[Edit] | None, length: int) -> MeasurableModel:
-        """Return the model itself if there are no edits, else an edited copy."""
-        return self._make_edited_copy(edit, length) if convert_edits(edit) else self.subject
+        check_edits(edits, self.subject.editable_arrays, length, self.subject.name)
+        return self.subject.copy_with_edits(edits) if edits else self.subject
 
     def attention(self, text: str, edit: Edit | Sequence[Edit] | None = None) -> AttentionMatrices:
         """Compute the attention matrices of all layers and heads for one text.
@@ -169,7 +165,7 @@ class OpenedModel:
             UserError: The text is empty, or longer than the model reads, or an edit does not fit the model.
         """
         ids_PT = self.ids(text)
-        arrays = self._select_subject(edit, ids_PT.shape[1]).capture(ids_PT, extract_attention)
+        arrays = self._apply(edit, ids_PT.shape[1]).capture(ids_PT, extract_attention)
         tokens = self.subject.decode_tokens(ids_PT[0])
         matrix_LHTS = arrays['attention_LPHTS'][:, 0]
         layers = self.subject.array_layers.get('attention_LPHTS') or range(1, len(matrix_LHTS) + 1)
@@ -198,13 +194,13 @@ class OpenedModel:
             UserError: There is no such metric, or a text or an edit does not fit the model.
         """
         ids_PT = self.ids(text)
-        subject = self._select_subject(edit, ids_PT.shape[1])
-        return self._measure(subject, ids_PT, (name,), **overrides)[0]
+        numbers = self._measure(self._apply(edit, ids_PT.shape[1]), ids_PT, (name,), **overrides)
+        return numbers.get(name, numbers)
 
     def _measure(
         self, subject: MeasurableModel, ids_PT: np.ndarray, names: Sequence[str], **overrides: Any
-    ) -> list[float | dict[str, float]]:
-        """Return for each name its number, or all numbers whose names begin with it and a slash.
+    ) -> dict[str, float]:
+        """Return the numbers of these names, and those that begin with one of them and a slash.
 
         Raises:
             UserError: There is no such metric. That of another kind of model is refused after the forward pass.
@@ -214,13 +210,15 @@ class OpenedModel:
         for name in names:
             if not select_by_name((name,), metrics):
                 raise UserError(f'there is no metric {name!r}; use {", ".join(families)}')
-        numbers, results = measure_model(subject, ids_PT, names=tuple(names), **overrides).numbers, []
-        for name in names:
-            matching = {key: value for key, value in numbers.items() if not name or key.startswith(f'{name}/')}
-            if name not in numbers and not matching:
-                raise UserError(f'the metric {name!r} does not exist for this model and this text; give another one')
-            results.append(numbers.get(name, matching))
-        return results
+        numbers = measure_model(subject, ids_PT, names=tuple(names), **overrides).numbers
+        selected = {
+            key: value
+            for key, value in numbers.items()
+            if any(name in ('', key) or key.startswith(f'{name}/') for name in names)
+        }
+        if names and not selected:
+            raise UserError(f'the metric {names[0]!r} does not exist for this model and this text; give another one')
+        return selected
 
     def loss(self, text: str | list[str], edit: Edit | Sequence[Edit] | None = None) -> float:
         """Compute the mean loss of one or more texts, in nats per token, of every token but the first.
@@ -233,7 +231,7 @@ class OpenedModel:
             UserError: A text or an edit does not fit the model.
         """
         ids_PT = self.ids(text)
-        return float(np.nanmean(self._select_subject(edit, ids_PT.shape[1]).compute_token_losses(ids_PT)))
+        return float(np.nanmean(self._apply(edit, ids_PT.shape[1]).compute_token_losses(ids_PT)))
 
     def compare(
         self,
@@ -264,10 +262,9 @@ class OpenedModel:
         if 'without' in labelled:
             raise UserError('the label without is that of the numbers without edits; give another one')
         for label, edit in {'without': None, **labelled}.items():
-            subject = self._make_edited_copy(edit, ids_PT.shape[1])
+            subject = self._apply(edit, ids_PT.shape[1]) if edit else self.subject.copy_with_edits(())
             rows[label] = {'loss': float(np.nanmean(subject.compute_token_losses(ids_PT)))}
-            for name, selected in zip(names, self._measure(subject, ids_PT, names), strict=True):
-                rows[label] |= selected if isinstance(selected, dict) else {name: selected}
+            rows[label] |= self._measure(subject, ids_PT, names)
         return rows
 
 
@@ -321,14 +318,10 @@ class OpenedRun(OpenedModel):
             A pandas data frame with one row for each step and one column for each metric.
 
         Raises:
-            UserError: pandas is not installed, or the run has logged no such metric.
+            UserError: The run has logged no such metric.
         """
-        try:
-            import pandas
-        except ImportError as error:
-            raise UserError(
-                f'a curve is a data frame of pandas; install it: {format_extra_command("notebook")}'
-            ) from error
+        import pandas
+
         records = self.subject.run_dir.read_records()
         if not records:
             raise UserError(f'{self.subject.run_dir} has logged no metrics; train it first')

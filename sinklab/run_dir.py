@@ -2,7 +2,6 @@
 
 config.json     the resolved config
 tokenizer.json  the tokenizer of a run on text
-token_ids.json  bos_token_id and eos_token_id of an imported model
 row.json        config file, row, diff, published numbers, source; for a fork, its lineage
 environment.json  versions, devices, layout, commit of the latest attempt; attention, remat, changes of each attempt
 metrics.jsonl   one line a record: {"step", "seconds", name: number}

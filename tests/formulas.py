@@ -96,11 +96,7 @@ def compute_sinusoids(position_T, width):
 def rotate(x_TK, position_T, rotary):
     """Apply RoPE as a rotation of complex numbers: dimension i is the real part, i + K/2 the imaginary part."""
     half = x_TK.shape[-1] // 2
-    if rotary.scaling == 'yarn':
-        wavelength = compute_yarn_wavelengths(half, rotary)
-        x_TK = x_TK * rotary.attention_factor
-    else:
-        wavelength = [scale_wavelength(2 * math.pi * rotary.base ** (i / half), rotary) for i in range(half)]
+    wavelength = [scale_wavelength(2 * math.pi * rotary.base ** (i / half), rotary) for i in range(half)]
     angle = 2 * math.pi * np.asarray(position_T)[:, None] / np.array(wavelength)
     rotated = (x_TK[:, :half] + 1j * x_TK[:, half:]) * np.exp(1j * angle)
     return np.concatenate([rotated.real, rotated.imag], -1)
@@ -120,24 +116,6 @@ def scale_wavelength(wavelength, rotary):
         return wavelength
     smooth = (rotary.length / wavelength - rotary.slow) / (rotary.fast - rotary.slow)
     return 1 / ((1 - smooth) / (rotary.factor * wavelength) + smooth / wavelength)
-
-
-def compute_yarn_wavelengths(half, rotary):
-    """Compute the wavelengths of YaRN: each frequency is between its own and that divided by a factor.
-
-    The share of the latter grows linearly from the index with `fast` turns to the index with `slow` turns.
-    """
-
-    def find_index(turns):
-        return half * math.log(rotary.length / (2 * math.pi * turns), rotary.base)
-
-    first, last = max(math.floor(find_index(rotary.fast)), 0), math.ceil(find_index(rotary.slow))
-    wavelengths = []
-    for i in range(half):
-        share = min(max((i - first) / (last - first), 0), 1)
-        frequency = rotary.base ** (-i / half)
-        wavelengths.append(2 * math.pi / (share * frequency / rotary.factor + (1 - share) * frequency))
-    return wavelengths
 
 
 def compute_alibi_slopes(heads):

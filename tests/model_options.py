@@ -33,8 +33,6 @@ ROTARY_LLAMA3 = make_model_changes(
     rotary__length=24,
     head_width=8,
 )
-YARN = dict(scaling='yarn', factor=4.0, slow=0.5, fast=2.0, length=24, attention_factor=1.3)
-ROTARY_YARN = make_model_changes(head_width=8, rotary__base=500.0, **{f'rotary__{k}': v for k, v in YARN.items()})
 GEMMA3 = make_model_changes(
     layers=3,
     kv_heads=2,
@@ -64,7 +62,6 @@ OPTIONS = {
     'rotary base': make_model_changes(rotary__base=50.0),
     'rotary linear': make_model_changes(rotary__scaling='linear', rotary__factor=2.5),
     'rotary llama3': ROTARY_LLAMA3,
-    'rotary yarn': ROTARY_YARN,
     'global layers without positions': make_model_changes(
         layers=3, global_layers__every=2, global_layers__position='none'
     ),
@@ -81,7 +78,6 @@ OPTIONS = {
     **{f'norm {kind}': make_model_changes(norm=kind) for kind in ('pre', 'post', 'sandwich', 'res_post')},
     'norm_epsilon': make_model_changes(norm_epsilon=0.5),
     'qk_norm': make_model_changes(qk_norm=True),
-    'qk_norm joint': make_model_changes(qk_norm=True, qk_norm_joint=True),
     'head_norm': make_model_changes(head_norm=True),
     **{f'heads {kind}': make_model_changes(combination=kind) for kind in ('add', 'add_wide')},
     **{
@@ -144,7 +140,7 @@ COMBINATIONS = {
         kv_heads=2, qkv_bias=True, qk_norm=True, columns__kind='kv', gate='value'
     ),
     'global layers, Gemma 3': GEMMA3,
-    'global layers, yarn, sink token, documents': make_model_changes(
+    'global layers, linear, sink token, documents': make_model_changes(
         head_width=8,
         layers=4,
         columns__kind='sink_token',
@@ -152,9 +148,9 @@ COMBINATIONS = {
         mask__document=True,
         global_layers__every=3,
         global_layers__rotary__base=500.0,
-        **{f'global_layers__rotary__{name}': value for name, value in YARN.items()},
+        global_layers__rotary__scaling='linear',
+        global_layers__rotary__factor=4.0,
     ),
-    'OLMo 2': make_model_changes(kv_heads=2, norm='res_post', qk_norm=True, qk_norm_joint=True),
     'kv heads, tied, add_wide': make_model_changes(kv_heads=2, tied=True, combination='add_wide'),
     'kernel elu1 normalized, k': make_operation_changes('identity', 'sum') | K_ZERO,
 }

@@ -149,14 +149,7 @@ def compute_head(h, weights, x, position_info, spec):
 def project_and_rotate(name, h, weights, x, position_info, model):
     """Project, normalize and rotate the queries or keys of head h."""
     y = project(name, h if name == 'query' else h // (model.heads // model.num_kv_heads), weights, x)
-    if model.qk_norm_joint:
-        heads = model.heads if name == 'query' else model.num_kv_heads
-        group = h if name == 'query' else h // (model.heads // model.num_kv_heads)
-        joined = np.concatenate([project(name, head, weights, x) for head in range(heads)], -1)
-        gain_HK = weights[f'{name}_norm']['gain_HK']
-        normed = formulas.rms_norm(joined, gain_HK.ravel(), model.norm_epsilon)
-        y = normed[:, group * model.head_width : (group + 1) * model.head_width]
-    elif model.qk_norm:
+    if model.qk_norm:
         y = formulas.rms_norm(y, weights[f'{name}_norm']['gain_D'], model.norm_epsilon)
     if model.position == 'rotary':
         y = formulas.rotate(y, position_info.position_T, model.rotary)

@@ -246,15 +246,6 @@ def test_run_and_open_model_of_equal_weights_give_equal_numbers(models, name):
     assert exported_model.loss(TEXTS, edit) != pytest.approx(run.loss(TEXTS), rel=1e-4)
 
 
-@NEEDS_TORCH
-def test_run_and_open_model_of_equal_weights_give_equal_metrics(models):
-    edit = EDITS['attention 0, renormalized']
-    run_numbers, exported_numbers = (model.measure('', TEXTS, edit, keys=5) for model in models.values())
-    assert {'sink/1', 'contribution/1', 'norm/ratio/01'} <= run_numbers.keys() & exported_numbers.keys()
-    for name in run_numbers.keys() & exported_numbers.keys():
-        assert exported_numbers[name] == pytest.approx(run_numbers[name], rel=1e-4, abs=1e-5), name
-
-
 @BOTH_KINDS
 @pytest.mark.parametrize('target', TARGETS)
 def test_edit_without_effect_gives_equal_numbers(models, kind, target):
@@ -317,7 +308,7 @@ def test_loss_is_mean_over_tokens_and_compare_shows_it_with_metrics(models, kind
 
 def test_compare_in_bfloat16_shows_differences_of_edits_alone(run_path, monkeypatch):
     """By causality, edits at the last token of a text change no loss."""
-    monkeypatch.setattr(run_model, 'jit_token_loss', None)  # the program of other losses can round differently
+    monkeypatch.setattr(run_model, 'jit_token_scores', None)  # the program of other losses can round differently
     model = sinklab.open(run_path, dtype='bfloat16')
     model.subject.params = draw_params(model.spec)
     last_position = model.ids(TEXTS).shape[1] - 1
@@ -345,15 +336,7 @@ def test_function_reads_its_variables_anew_in_each_call(models, kind):
     assert results[0][1] != results[1][1]
 
 
-def test_equal_edits_are_equal():
-    edits = [Edit('key', positions=[0], layers=np.array([1, 0]), heads=range(2)), Edit('key', 0, 0, (0, 1), (1, 0))]
-    assert edits[0] == edits[1]
-    assert hash(edits[0]) == hash(edits[1])
-
-
-@pytest.mark.parametrize('method', ['loss', 'attention'])
-def test_edits_with_as_many_other_indices_share_a_compiled_program(run, monkeypatch, method):
-    """A program is traced once for each number of positions, layers, heads and dimensions."""
+def test_edits_with_as_many_other_indices_share_a_compiled_program(run, monkeypatch):
     num_traces, apply_edits = 0, run_model.apply_edits
 
     def count_traces(edits, layer, target, *args):
@@ -361,27 +344,18 @@ def test_edits_with_as_many_other_indices_share_a_compiled_program(run, monkeypa
         num_traces += target == 'residual'
         return apply_edits(edits, layer, target, *args)
 
-    def compute_number(*edits):
-        return run.loss(TEXTS, edits) if method == 'loss' else float(run.attention(TEXTS[0], edits).matrix_LHTS.std())
-
     monkeypatch.setattr(run_model, 'apply_edits', count_traces)
     run_model.jit_edited_loss.cache_clear()
-    run_model.jit_capture.cache_clear()
-    edits = [
-        (
-            Edit('value', positions=n, value=n / 2, layers=n % 2, heads=(0, 3 - n), dimensions=n),
-            Edit('residual', positions=(n, 5), value='mean', layers=1 - n % 2, dimensions=(n, 7)),
-        )
-        for n in range(3)
-    ]
-    numbers = {compute_number(*edits[0])}
-    num_first_traces = num_traces
-    assert num_first_traces > 0
-    numbers |= {compute_number(*pair) for pair in edits[1:]}
-    assert len(numbers) == 3
-    assert num_traces == num_first_traces
-    compute_number(edits[0][0], Edit('residual', positions=1, value='mean', layers=1, dimensions=(0, 7)))
-    assert num_traces == 2 * num_first_traces
+    traces = []
+    for n in range(3):
+        value = Edit('value', positions=n, value=n / 2, layers=n % 2, heads=(0, 3 - n), dimensions=n)
+        residual = Edit('residual', positions=(n, 5), value='mean', layers=1 - n % 2, dimensions=(n, 7))
+        run.loss(TEXTS, [value, residual])
+        traces.append(num_traces)
+    assert traces[0] > 0
+    assert traces == traces[:1] * 3
+    run.loss(TEXTS, [value, dataclasses.replace(residual, positions=1)])
+    assert num_traces == 2 * traces[0]
 
 
 @pytest.mark.parametrize('convert_array', [np.asarray, jnp.asarray])
@@ -402,23 +376,14 @@ def test_weights_too_small_to_be_scaled_are_not_edited(convert_array):
     'fields',
     [
         dict(target='atention'),
-        dict(target=None),
         dict(positions=-1),
         dict(positions=0.5),
         dict(positions=None),
-        dict(positions=()),
         dict(layers=()),
-        dict(layers='all'),
-        dict(heads=[]),
-        dict(heads=(0, -2)),
-        dict(dimensions=()),
         dict(value=math.nan),
-        dict(value=-math.inf),
         dict(value=1e39),
         dict(value='zero'),
-        dict(value='1'),
         dict(value=None),
-        dict(value=np.zeros(2)),
         dict(target='attention', value='mean'),
         dict(renormalize=True),
         dict(target='residual', heads=(0,)),
@@ -453,18 +418,6 @@ def test_edit_that_does_not_fit_the_model_is_rejected(models, kind, edit):
             method(TEXTS[0], edit)
 
 
-def test_function_that_jax_cannot_trace_is_rejected(run):
-    with pytest.raises(UserError):
-        run.loss(TEXTS, Edit('key', value=lambda key: key if key.sum() > 0 else 0 * key))
-
-
-@BOTH_KINDS
-def test_error_of_a_function_is_raised_as_it_is(models, kind):
-    with pytest.raises(TypeError) as error:
-        models[kind].loss(TEXTS, Edit('key', value=lambda key: key + len(3)))
-    assert not isinstance(error.value, UserError)
-
-
 # Open models
 
 
@@ -483,7 +436,7 @@ IDS_PT = np.random.default_rng(0).integers(2, open_models.VOCABULARY, (3, 16))
 def test_edits_of_every_family_have_their_effect(family):
     """Check edits of the second layer with attention."""
     _, model = family
-    index, layer = 1, model.subject.editable_layers['attention'][1]
+    index, layer = 1, model.subject.editable_arrays['attention'].layers[1]
     columns = model.subject.make_setting(16).columns
     unedited, unchanged = capture(model, IDS_PT), capture(model, IDS_PT, *(Edit(t, value=keep) for t in TARGETS))
     for array_name, values in unedited.items():
@@ -523,13 +476,6 @@ def test_visible_weights_that_are_rounded_to_zero_are_edited(family, monkeypatch
 
 
 @NEEDS_TORCH
-def test_without_a_mask_queries_see_no_later_keys():
-    from sinklab.analysis.hf_model import find_visible_keys
-
-    np.testing.assert_array_equal(find_visible_keys(None, 3, 3)[0, 0], np.tri(3))
-
-
-@NEEDS_TORCH
 @pytest.mark.parametrize('family', ['jamba'], indirect=True)
 def test_layers_without_attention_have_no_keys_to_edit(family):
     _, model = family
@@ -538,28 +484,19 @@ def test_layers_without_attention_have_no_keys_to_edit(family):
 
 
 @NEEDS_TORCH
-def test_no_hook_and_no_edit_is_left_behind(exported_model):
+@pytest.mark.parametrize('target', TARGETS)
+def test_no_hook_and_no_edit_is_left_behind(exported_model, target):
     def fail(array):
         raise RuntimeError('of the user')
 
-    def read_state():
-        modules = [*exported_model.subject.model.modules()]
-        hooks = [len(module._forward_hooks) + len(module._forward_pre_hooks) for module in modules]
-        groups = [getattr(module, 'num_key_value_groups', None) for module in modules]
-        return hooks, groups, exported_model.subject.edits
-
-    expected, state = exported_model.loss(TEXTS), read_state()
-    for target in TARGETS:
-        for value in (0.0, fail):
-            for method in (exported_model.loss, lambda texts, edit: exported_model.attention(texts[0], edit)):
-                edit = Edit(target, value=value, heads=None if target == 'residual' else 1)
-                if value is fail:
-                    with pytest.raises(RuntimeError, match='of the user'):
-                        method(TEXTS, edit)
-                else:
-                    method(TEXTS, edit)
-                assert read_state() == state
-                assert exported_model.loss(TEXTS) == expected
+    expected = exported_model.loss(TEXTS)
+    exported_model.loss(TEXTS, Edit(target))
+    assert exported_model.loss(TEXTS) == expected
+    with pytest.raises(RuntimeError, match='of the user'):
+        exported_model.loss(TEXTS, Edit(target, value=fail))
+    assert exported_model.loss(TEXTS) == expected
+    modules = exported_model.subject.model.modules()
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in modules)
 
 
 def test_opened_models_refuse_what_they_refuse_without_edits(run):

@@ -2,15 +2,11 @@
 
 import json
 import os
-import shutil
-import sys
-import warnings
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
-from lm_eval_cases import write_tasks
 
 import sinklab
 from sinklab.analysis.run_model import RunModel
@@ -20,7 +16,7 @@ from sinklab.cli.main import main
 from sinklab.data import tokenizer as tokens
 from sinklab.data.sources import read_texts
 from sinklab.errors import UserError, format_extra_command
-from sinklab.hf import convert, files, gguf
+from sinklab.hf import convert, gguf
 from sinklab.parallel import device_mesh
 from sinklab.run_dir import RunDir
 from sinklab.run_ref import read_spec
@@ -47,7 +43,6 @@ COMMON_CONFIG = dict(
     eos_token_id=0,
     tie_word_embeddings=True,
 )
-LLAMA3_ROPE = dict(rope_type='llama3', rope_theta=500000.0, factor=32.0, **gguf.LLAMA3_SCALING)
 LINEAR_ROPE = dict(rope_type='linear', rope_theta=10000.0, factor=4.0)
 CONFIGS = {
     'llama': lambda **changes: transformers.LlamaConfig(**COMMON_CONFIG | changes),
@@ -211,16 +206,6 @@ def test_converted_model_gives_same_logits(tmp_path, family, quantization):
     assert not any('parameters' in remark for remark in remarks)
 
 
-def test_conversion_reads_no_file_beside_gguf_file(llama):
-    path, model = llama
-    (path.parent / 'generation_config.json').write_text('{"eos_token_id": 7}')
-    (path.parent / 'config.json').write_text('{"model_type": "gpt2"}')
-    (path.parent / 'tokenizer.json').write_text('{}')
-    folder = gguf.convert_gguf(f'gguf:{path}')
-    np.testing.assert_allclose(compute_logits(load_converted(path)), compute_logits(model), atol=2e-5)
-    assert json.loads((folder / 'generation_config.json').read_text())['eos_token_id'] == 0
-
-
 def test_conversion_is_cached_until_file_changes(llama, capsys):
     path, _ = llama
     folder = gguf.convert_gguf(f'gguf:{path}')
@@ -233,30 +218,6 @@ def test_conversion_is_cached_until_file_changes(llama, capsys):
     assert gguf.convert_gguf(f'gguf:{path}') != folder
 
 
-def test_other_version_of_a_converter_is_another_conversion(llama, monkeypatch):
-    def identify(**versions):
-        monkeypatch.setattr(gguf, 'find_version', lambda library: versions.get(library, '1'))
-        return gguf.compute_identity(llama[0])
-
-    assert len({identify(), identify(transformers='2'), identify(gguf='2'), identify(gguf=None)}) == 4
-
-
-def test_folder_of_another_process_is_kept_in_cache(tmp_path):
-    for name in ('old', 'new'):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / 'file').write_text(name)
-        files.move_into_cache(tmp_path / name, tmp_path / 'final')
-    assert (tmp_path / 'final' / 'file').read_text() == 'old'
-
-
-def compute_llama3_factors(rope, dimensions):
-    """Compute rope_freqs.weight as llama.cpp's converter does."""
-    wavelengths = 2 * np.pi * rope['rope_theta'] ** (np.arange(0, dimensions, 2) / dimensions)
-    slow, fast = rope['low_freq_factor'], rope['high_freq_factor']
-    smooth = (rope['original_max_position_embeddings'] / wavelengths - slow) / (fast - slow)
-    return 1 / ((1 - smooth.clip(0, 1)) / rope['factor'] + smooth.clip(0, 1))
-
-
 def make_gemma3_rope(full_attention, **sliding_attention):
     default = dict(rope_type='default', rope_theta=10_000.0)
     return dict(full_attention=default | full_attention, sliding_attention=default | sliding_attention)
@@ -264,40 +225,29 @@ def make_gemma3_rope(full_attention, **sliding_attention):
 
 LINEAR_FIELDS = {'rope.scaling.type': 'linear', 'rope.scaling.factor': 4.0}
 ABSENT = {'rope.freq_base': None, 'rope.dimension_count': None}
-LLAMA3_FACTORS = (gguf.ROPE_FACTORS, compute_llama3_factors(LLAMA3_ROPE, 16))
-# {name: (family, rotary positions of transformers, fields of the file, its tensors)}.
+# {name: (family, rotary positions of transformers, fields of the file)}.
 ROTARY_CASES = {
-    'base': ('llama', dict(rope_theta=999999.4), {}, []),
-    'no base': ('llama', dict(rope_theta=10_000.0), ABSENT, []),
-    'llama3': ('llama', LLAMA3_ROPE, {}, [LLAMA3_FACTORS]),
-    'linear': ('llama', LINEAR_ROPE, LINEAR_FIELDS, []),
-    'linear, without a type': ('llama', LINEAR_ROPE, {'rope.scaling.factor': 4.0}, []),
-    'linear, older name': ('llama', LINEAR_ROPE, {'rope.scale_linear': 4.0}, []),
-    'no scaling': ('llama', dict(rope_theta=10_000.0), {'rope.scaling.type': 'none'}, []),
-    'half of the dimensions': ('stablelm', dict(rope_theta=5000.0, partial_rotary_factor=0.5), {}, []),
-    'all dimensions': ('stablelm', dict(rope_theta=10_000.0, partial_rotary_factor=1.0), ABSENT, []),
-    'two bases': (
-        'gemma3',
-        make_gemma3_rope(dict(rope_theta=5e5), rope_theta=300.0),
-        {'rope.freq_base_swa': 300.0},
-        [],
-    ),
-    'gemma3 without bases': ('gemma3', make_gemma3_rope({}), ABSENT, []),
+    'base': ('llama', dict(rope_theta=999999.4), {}),
+    'no base': ('llama', dict(rope_theta=10_000.0), ABSENT),
+    'linear': ('llama', LINEAR_ROPE, LINEAR_FIELDS),
+    'linear, older name': ('llama', LINEAR_ROPE, {'rope.scale_linear': 4.0}),
+    'half of the dimensions': ('stablelm', dict(rope_theta=5000.0, partial_rotary_factor=0.5), {}),
+    'all dimensions': ('stablelm', dict(rope_theta=10_000.0, partial_rotary_factor=1.0), ABSENT),
+    'two bases': ('gemma3', make_gemma3_rope(dict(rope_theta=5e5), rope_theta=300.0), {'rope.freq_base_swa': 300.0}),
     'gemma3, linear in global layers': (
         'gemma3',
         make_gemma3_rope(LINEAR_ROPE | dict(rope_theta=1e6)),
         LINEAR_FIELDS,
-        [],
     ),
 }
 
 
 @pytest.mark.parametrize('name', ROTARY_CASES)
 def test_rotary_positions_are_those_of_the_file(tmp_path, name):
-    family, rope, fields, tensors = ROTARY_CASES[name]
+    family, rope, fields = ROTARY_CASES[name]
     rope = rope if family == 'gemma3' else dict(rope_type='default') | rope
     model = make_model(family, rope_parameters=rope)
-    path = write_gguf(tmp_path / 'tiny.gguf', model, family, fields=fields.items(), tensors=tensors)
+    path = write_gguf(tmp_path / 'tiny.gguf', model, family, fields=fields.items())
     np.testing.assert_allclose(compute_logits(load_converted(path)), compute_logits(model), atol=2e-5)
 
 
@@ -314,17 +264,12 @@ def test_gemma_27b_divides_scores_as_in_llama_cpp(tmp_path):
     [
         dict(fields=[('rope.scaling.type', 'yarn')]),
         dict(fields=[('rope.scaling.type', 'linear')]),
-        dict(tensors=[(gguf.ROPE_FACTORS, np.ones(8))], fields=[('rope.scaling.factor', 4.0)]),
-        dict(tensors=[(gguf.ROPE_FACTORS, LLAMA3_FACTORS[1])], fields=[('rope.freq_base', 10_000.0)]),
-        dict(tensors=[(gguf.ROPE_FACTORS, np.ones(4))]),
+        dict(tensors=[('rope_freqs.weight', np.ones(8))]),
         dict(tensors=[('rope_factors_long.weight', np.ones(8)), ('rope_factors_short.weight', np.ones(8))]),
         dict(fields=[('split.count', 3)]),
         dict(architecture='mystery'),
     ],
-    ids=(
-        *('yarn', 'linear without a factor', 'two scalings', 'factors of another base', 'factors of half a head'),
-        *('longrope', 'split', 'architecture'),
-    ),
+    ids=('yarn', 'linear without a factor', 'llama3', 'longrope', 'split', 'architecture'),
 )
 def test_what_transformers_does_not_read_is_refused(tmp_path, options, cache):
     path = write_gguf(tmp_path / 'tiny.gguf', make_model('llama'), 'llama', **options)
@@ -345,7 +290,7 @@ def assert_conversion_error(model_ref):
     assert '\n' not in str(error.value)
 
 
-@pytest.mark.parametrize('fraction', [0.001, 0.01, 0.3, 0.95])
+@pytest.mark.parametrize('fraction', [0.001, 0.3, 0.95])
 def test_truncated_file_is_refused(llama, fraction):
     path, _ = llama
     content = path.read_bytes()
@@ -359,36 +304,15 @@ def test_file_that_is_no_model_is_refused(tmp_path):
         assert_conversion_error(f'gguf:{tmp_path}/{name}')
 
 
-@pytest.mark.parametrize('prefix', ['gguf:', 'hf:'])
-def test_home_folder_of_unknown_user_is_refused(prefix):
-    with pytest.raises(UserError, match='~nobody-here'):
-        gguf.find_model_dir(f'{prefix}~nobody-here/tiny.gguf')
-
-
-def test_model_that_exceeds_memory_or_disk_is_refused(llama, monkeypatch, capsys):
+def test_model_that_exceeds_memory_is_refused(llama, monkeypatch, capsys):
     path, model = llama
-    num_parameters = sum(weight.numel() for weight in model.parameters())
-    with monkeypatch.context() as patch:
-        patch.setattr(device_mesh, 'get_available_memory_bytes', lambda: 4 * num_parameters - 1)
-        assert_conversion_error(f'gguf:{path}')
-    with monkeypatch.context() as patch:
-        patch.setattr(shutil, 'disk_usage', lambda folder: shutil._ntuple_diskusage(100, 99, 1))
-        assert_conversion_error(f'gguf:{path}')
     folder = gguf.convert_gguf(f'gguf:{path}')
+    num_parameters = sum(weight.numel() for weight in model.parameters())
     monkeypatch.setattr(device_mesh, 'get_available_memory_bytes', lambda: 4 * num_parameters - 1)
+    os.utime(path, (1, 1))  # it has to be converted again
     capsys.readouterr()
     for name in f'hf:{folder}', f'gguf:{path}':
         assert name in get_error_line(capsys, 'measure', name)
-
-
-def test_missing_package_is_named_with_install_command(llama, monkeypatch, capsys):
-    path, _ = llama
-    for package in ('gguf', 'accelerate'):
-        with monkeypatch.context() as patch:
-            patch.setitem(sys.modules, package, None)
-            line = get_error_line(capsys, 'measure', f'gguf:{path}')
-        assert package in line
-        assert format_extra_command('hf') in line
 
 
 def test_measure_of_gguf_file_equals_that_of_original_folder(llama, tokenizer, tmp_path, capsys, corpus):
@@ -404,27 +328,6 @@ def test_measure_of_gguf_file_equals_that_of_original_folder(llama, tokenizer, t
     assert 'GGUF (F32)' in reports[0]['remarks'][0]
     for kind, numbers in reports[1]['inputs'].items():
         assert reports[0]['inputs'][kind] == pytest.approx(numbers, rel=1e-4, abs=1e-5, nan_ok=True)
-
-
-def test_opened_gguf_file_gives_attention_of_transformers(llama):
-    path, model = llama
-    opened_model = sinklab.open(f'gguf:{path}')
-    ids = opened_model.ids('abc dab nop lmk')
-    with torch.no_grad():
-        expected = model(torch.as_tensor(ids), output_attentions=True).attentions
-    actual = opened_model.attention('abc dab nop lmk').matrix_LHTS
-    np.testing.assert_allclose(actual, np.stack([layer[0].numpy() for layer in expected]), atol=1e-5)
-
-
-def test_file_without_tokenizer_is_measured_on_random_tokens_alone(tmp_path, capsys):
-    path = write_gguf(tmp_path / 'bare.gguf', make_model('gemma3'), 'gemma3')
-    assert main(['measure', f'gguf:{path}', '--inputs=random', '--sequences=2', '--length=16']) == 0
-    assert 'tokenizer' in capsys.readouterr().out
-    assert '--inputs=random' in get_error_line(capsys, 'measure', f'gguf:{path}', '--sequences=2', '--length=16')
-    line = get_error_line(capsys, 'checkpoint', 'import', f'gguf:{path}', f'--out={tmp_path}/run')
-    assert f'gguf:{path}' in line
-    assert 'tokenizer.json' not in line, 'the cache has no such file to write'
-    assert not (tmp_path / 'run').exists()
 
 
 @pytest.mark.parametrize('adds_bos', [True, False])
@@ -503,44 +406,8 @@ def test_train_from_gguf_file_takes_import_in_cache(llama, tmp_path, capsys):
     assert capsys.readouterr().err.count('importing') == 1
 
 
-@pytest.mark.parametrize(
-    ('arguments', 'reference'),
-    [
-        (['measure', '{path}'], 'gguf:{path}'),
-        (['stream', '{path}', '--text=a'], 'gguf:{path}'),
-        (['measure', 'hf:{path}'], ' gguf:{path}'),
-        (['measure', 'hf:{path.parent}'], ' gguf:{path}'),
-        (['measure', 'gguf:{path}', '--all'], 'checkpoint import gguf:{path}'),
-    ],
-)
-def test_message_names_right_reference(llama, arguments, reference, capsys):
-    path, _ = llama
-    line = get_error_line(capsys, *(argument.format(path=path) for argument in arguments))
-    assert reference.format(path=path) in line
-
-
-@pytest.mark.slow
-def test_evaluate_reads_gguf_file(llama, tmp_path, capsys, monkeypatch):
-    pytest.importorskip('lm_eval')
-    import datasets
-    import huggingface_hub.constants
-
-    for module in (huggingface_hub.constants, datasets.config):
-        monkeypatch.setattr(module, 'HF_HUB_OFFLINE', True)
-    path, _ = llama
-    tasks = write_tasks(tmp_path)
-    arguments = ['evaluate', f'gguf:{path}', '--tasks=mine_choice', f'--include={tasks}']
-    assert main([*arguments, '--json']) == 0
-    result = json.loads(capsys.readouterr().out)
-    assert (result['model'], result['dtype']) == (f'gguf:{path}', 'float32')
-    assert 0 <= result['tasks']['mine_choice']['numbers']['acc,none'] <= 1
-    assert main(arguments) == 0
-    out = capsys.readouterr().out
-    assert 'GGUF (F32)' in out
-    assert 'float32' in out
-
-
 # Two published models, which `make models` downloads.
+SAMPLE_TEXT = 'The first token receives 42 % of the attention.\n\n    def sink(x): return x[0]  # naïve, 注意, ☃\n'
 SMOLLM2, GEMMA = 'SmolLM2-135M-Instruct.Q4_1.gguf', 'gemma-3-270m-Q4_K_M.gguf'
 
 
@@ -588,13 +455,11 @@ def test_smollm2_and_gemma_read_texts_with_tokenizer_of_their_files(smollm2):
     begins_with_bos = {}
     for path in smollm2, find_published_model(GEMMA):
         folder = gguf.convert_gguf(f'gguf:{path}')
-        with warnings.catch_warnings():
-            warnings.simplefilter('ignore')
-            tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
-            original = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-        ids = tokenizer(convert.SAMPLE_TEXT)['input_ids']
-        assert ids == original(convert.SAMPLE_TEXT)['input_ids']
+        tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
+        original = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+        ids = tokenizer(SAMPLE_TEXT)['input_ids']
+        assert ids == original(SAMPLE_TEXT)['input_ids']
         assert not any('BOS' in remark for remark in gguf.read_remarks(folder))
-        assert tokenizer.decode(ids, skip_special_tokens=True) == convert.SAMPLE_TEXT
+        assert tokenizer.decode(ids, skip_special_tokens=True) == SAMPLE_TEXT
         begins_with_bos[path.name] = ids[0] == tokenizer.bos_token_id
     assert begins_with_bos == {SMOLLM2: False, GEMMA: True}

@@ -1,11 +1,5 @@
 """Tests of conversion between Hugging Face models and runs: logits, attention and parameters."""
 
-import dataclasses
-import json
-import subprocess
-import sys
-from pathlib import Path
-
 import jax
 import numpy as np
 import pytest
@@ -13,7 +7,6 @@ from conftest import make_case_params, make_tiny_spec
 from tiny_runs import load_parameters as load_leaves
 from tiny_runs import train_run
 
-from docs.run_tutorial import read_blocks
 from sinklab.checkpoint.checkpointer import restore_parameters
 from sinklab.cli.main import main
 from sinklab.config.differences import flatten_dict
@@ -29,7 +22,6 @@ torch = pytest.importorskip('torch', reason=SKIP_REASON)
 transformers = pytest.importorskip('transformers', reason=SKIP_REASON)
 pytestmark = pytest.mark.slow
 
-ROOT = Path(__file__).parents[1]
 BASE_CONFIG = dict(
     vocab_size=300,
     hidden_size=32,
@@ -42,7 +34,6 @@ BASE_CONFIG = dict(
     eos_token_id=0,
 )
 LLAMA3 = dict(rope_type='llama3', rope_theta=500.0, factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0)
-FULL_ATTENTION, SLIDING_ATTENTION = 'full_attention', 'sliding_attention'
 GEMMA3 = dict(num_hidden_layers=7, num_key_value_heads=2, head_dim=16, query_pre_attn_scalar=16, sliding_window=5)
 CASES = {
     'llama': ('Llama', {}),
@@ -58,18 +49,7 @@ CASES = {
     'mistral, window': ('Mistral', dict(num_key_value_heads=2, sliding_window=5)),
     'mistral': ('Mistral', dict(num_key_value_heads=2, sliding_window=None)),
     'qwen2': ('Qwen2', dict(num_key_value_heads=2, tie_word_embeddings=True)),
-    'qwen2, window': ('Qwen2', dict(use_sliding_window=True, sliding_window=5, max_window_layers=0)),
     'qwen3': ('Qwen3', dict(num_key_value_heads=2, head_dim=16)),
-    'qwen3, global layers': (
-        'Qwen3',
-        dict(
-            head_dim=8,
-            num_hidden_layers=5,
-            use_sliding_window=True,
-            sliding_window=5,
-            layer_types=[SLIDING_ATTENTION, FULL_ATTENTION, SLIDING_ATTENTION, FULL_ATTENTION, SLIDING_ATTENTION],
-        ),
-    ),
     'gemma3': ('Gemma3Text', GEMMA3),
     'gemma3, linear, untied': (
         'Gemma3Text',
@@ -78,8 +58,8 @@ CASES = {
             num_key_value_heads=1,
             tie_word_embeddings=False,
             rope_parameters={
-                FULL_ATTENTION: dict(rope_type='linear', rope_theta=1e4, factor=8.0),
-                SLIDING_ATTENTION: dict(rope_type='default', rope_theta=100.0),
+                convert.FULL: dict(rope_type='linear', rope_theta=1e4, factor=8.0),
+                convert.SLIDING: dict(rope_type='default', rope_theta=100.0),
             },
         ),
     ),
@@ -206,10 +186,10 @@ def test_imported_model_matches_transformers_and_exports_bit_identical(name, tok
     assert (exported_tokenizer.eos_token_id, exported_model.generation_config.eos_token_id) == (0, 0)
 
 
-def test_import_and_export_support_bfloat16(tokenizer, tmp_path, capsys):
-    model = save_random_model('llama, 2 kv heads', tmp_path / 'theirs', tokenizer, torch.bfloat16)
+@pytest.mark.parametrize('name', ['llama, 2 kv heads', 'gemma3'])
+def test_import_and_export_support_bfloat16(name, tokenizer, tmp_path, capsys):
+    save_random_model(name, tmp_path / 'theirs', tokenizer, torch.bfloat16)
     run = import_model(capsys, tmp_path / 'theirs', tmp_path / 'run')
-    assert_close(compute_imported_with_sinklab(run), compute_with_transformers(model))
     run = run.rename(tmp_path / 'moved')  # the tokenizer is in the folder
     code, _, err = run_checkpoint_command(
         capsys, 'export', f'{run}@0', f'--out={tmp_path}/again', '--dtype=bfloat16', '--length=9'
@@ -220,85 +200,6 @@ def test_import_and_export_support_bfloat16(tokenizer, tmp_path, capsys):
     for array_name, array in imported_arrays.items():
         np.testing.assert_array_equal(array, exported_arrays[array_name])
     assert files.read_json_object(tmp_path / 'again' / files.CONFIG_FILE)['max_position_embeddings'] == 9
-
-
-@pytest.mark.parametrize('has_files', [True, False])
-@pytest.mark.parametrize(
-    ('bos', 'eos', 'begin_token', 'end_token'),
-    [(7, 0, 7, 0), (1, [0, 9], 1, 0), (None, 0, None, 0)],
-)
-def test_export_has_token_ids_of_imported_model(
-    bos, eos, begin_token, end_token, has_files, tokenizer, tmp_path, capsys
-):
-    source, exported = tmp_path / 'theirs', tmp_path / 'again'
-    save_random_model('llama', source, tokenizer)
-    ids = dict(bos_token_id=bos, eos_token_id=eos)
-    files.write_json(source / files.CONFIG_FILE, files.read_json_object(source / files.CONFIG_FILE) | ids)
-    (source / 'generation_config.json').unlink()
-    id_to_token = tokenizer_module.parse_tokenizer(tokenizer, 'it').id_to_token
-    names = dict(
-        bos_token=None if begin_token is None else id_to_token(begin_token), eos_token=id_to_token(end_token)
-    )
-    if has_files:
-        files.write_json(source / 'generation_config.json', ids)
-        files.write_json(source / 'tokenizer_config.json', dict(tokenizer_class=convert.TOKENIZER_CLASS) | names)
-    run = import_model(capsys, source, tmp_path / 'run')
-    code, _, err = run_checkpoint_command(capsys, 'export', run, f'--out={exported}')
-    assert code == 0, err
-    for name in (files.CONFIG_FILE, 'generation_config.json'):
-        content = files.read_json_object(exported / name)
-        assert {key: content[key] for key in ids} == ids
-    content = files.read_json_object(exported / 'tokenizer_config.json')
-    assert {key: content[key] for key in names} == names
-
-
-def test_model_of_tutorial_is_imported_with_its_special_tokens(tmp_path, capsys):
-    page = (ROOT / 'docs' / 'tutorials' / 'open_model.md').read_text(encoding='utf-8')
-    (script,) = (block.text for block in read_blocks(page) if block.file == 'make_model.py')
-    subprocess.run([sys.executable, '-'], input=script, text=True, cwd=tmp_path, check=True, capture_output=True)
-    data = read_spec(RunDir(import_model(capsys, tmp_path / 'models' / 'tiny', tmp_path / 'run'))).data
-    assert (data.fixed_token, data.end_token, data.bos) == (0, 1, 'none')
-
-
-def test_export_of_fine_tuned_model_has_token_ids_of_imported_model(corpus, tokenizer, tmp_path, capsys):
-    save_random_model('llama, 2 kv heads', tmp_path / 'theirs', tokenizer)
-    overrides = [f'--config.{name}={value}' for name, value in (SHORT_RUN_FIELDS | {'data.source': corpus}).items()]
-    command = ['train', '--compiled=none', f'--from=hf:{tmp_path}/theirs', f'--workdir={tmp_path}/run', *overrides]
-    assert main(command) == 0
-    code, _, err = run_checkpoint_command(capsys, 'export', tmp_path / 'run', f'--out={tmp_path}/again')
-    assert code == 0, err
-    config = files.read_json_object(tmp_path / 'again' / files.CONFIG_FILE)
-    assert (config['bos_token_id'], config['eos_token_id']) == (1, 0)
-
-
-@pytest.mark.parametrize(
-    ('data', 'expected'),
-    [
-        (dict(bos='none', fixed_token=1), (7, [0, 9])),
-        (dict(bos='documents', fixed_token=7), (7, [0, 9])),
-        (dict(bos='documents', fixed_token=1), (1, [0, 9])),
-        (dict(bos='none', end_token=9, fixed_token=1), (9, 9)),
-        (dict(bos='documents', end_token=9, fixed_token=1), (1, 9)),
-    ],
-    ids=str,
-)
-def test_export_has_token_ids_of_training_where_they_are_others(data, expected, tmp_path):
-    files.write_json(tmp_path / convert.TOKEN_IDS_FILE, dict(bos_token_id=7, eos_token_id=[0, 9]))
-    token_ids = convert.choose_token_ids(dataclasses.replace(make_tiny_spec().data, **data), tmp_path)
-    assert (token_ids['bos_token_id'], token_ids['eos_token_id']) == expected
-
-
-def test_gains_of_gemma_are_rounded_to_bfloat16_as_in_its_files(tokenizer, tmp_path, capsys):
-    save_random_model('gemma3', tmp_path / 'theirs', tokenizer, torch.bfloat16)
-    run = import_model(capsys, tmp_path / 'theirs', tmp_path / 'run')
-    gain_LD = restore_parameters(run, 0)['blocks']['attention_norms']['before']['gain_D']
-    array_D = read_arrays(tmp_path / 'theirs')['model.layers.0.input_layernorm.weight'].astype(np.float32)
-    np.testing.assert_array_equal(gain_LD[0], 1 + array_D)
-    code, _, err = run_checkpoint_command(capsys, 'export', run, f'--out={tmp_path}/again', '--dtype=bfloat16')
-    assert code == 0, err
-    exported_arrays = read_arrays(tmp_path / 'again')
-    for array_name, array in read_arrays(tmp_path / 'theirs').items():
-        np.testing.assert_array_equal(array, exported_arrays[array_name])
 
 
 @pytest.fixture(scope='module')
@@ -338,23 +239,6 @@ def test_export_with_different_results_leaves_no_files(run, tmp_path, capsys, mo
     assert list(tmp_path.iterdir()) == []
 
 
-def test_export_rejects_another_tokenizer(run, tokenizer, tmp_path, capsys):
-    (tmp_path / 'other.json').write_text(tokenizer.replace('"a"', '"b"'))
-    arguments = ['export', run, f'--out={tmp_path}/out', f'--tokenizer={tmp_path}/other.json']
-    code, _, err = run_checkpoint_command(capsys, *arguments)
-    assert (code, len(err.splitlines())) == (1, 1)
-    assert f'{tmp_path}/other.json' in err
-
-
-def test_export_without_torch_names_extra_and_writes_nothing(run, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(convert, 'require_libraries', lambda: files.import_hf_library('torch_that_is_absent'))
-    code, _, err = run_checkpoint_command(capsys, 'export', run, f'--out={tmp_path}/out')
-    assert code == 1
-    assert 'torch_that_is_absent' in err
-    assert err.endswith(f'{format_extra_command("hf")}\n')
-    assert list(tmp_path.iterdir()) == []
-
-
 @pytest.mark.parametrize('name', ['llama, 2 kv heads', 'gemma3'])
 def test_imported_model_is_fine_tuned_with_another_attention_operation(name, corpus, tokenizer, tmp_path, capsys):
     save_random_model(name, tmp_path / 'theirs', tokenizer)
@@ -380,10 +264,3 @@ def test_imported_model_is_fine_tuned_with_another_attention_operation(name, cor
     assert [record['step'] for record in run_dir.read_records()] == [0, 1, 2, 3]
     (tmp_path / 'theirs').rename(tmp_path / 'gone')
     assert main(command) == 0
-    tokenizer_path = tmp_path / 'other.json'
-    tokenizer_path.write_text(json.dumps(json.loads(tokenizer)))  # equal tokens, different bytes
-    (tmp_path / 'gone').rename(tmp_path / 'theirs')
-    command[3] = f'--workdir={tmp_path}/another'
-    capsys.readouterr()
-    assert main([*command, f'--config.data.tokenizer={tokenizer_path}']) == 1
-    assert 'tokenizer' in capsys.readouterr().err

@@ -1,7 +1,7 @@
 """Tests of rejected imports and exports of Hugging Face models."""
 
+import dataclasses
 import json
-import re
 import shutil
 
 import numpy as np
@@ -10,6 +10,7 @@ from conftest import make_tiny_spec
 from tokenizers import processors
 
 from sinklab.cli.main import main
+from sinklab.config.differences import flatten_dict
 from sinklab.data import tokenizer as tokenizer_module
 from sinklab.errors import UserError, format_extra_command
 from sinklab.hf import convert, files
@@ -103,12 +104,9 @@ DAMAGES = {
     'no folder': shutil.rmtree,
     'no config': lambda folder: (folder / 'config.json').unlink(),
     'half a config': lambda folder: (folder / 'config.json').write_text('{"model_'),
-    'a config that is a list': lambda folder: (folder / 'config.json').write_text('[]'),
     'no tokenizer': lambda folder: (folder / 'tokenizer.json').unlink(),
-    'an empty tokenizer': lambda folder: (folder / 'tokenizer.json').write_text('{}'),
     'a missing weight file': lambda folder: find_first_file(folder).unlink(),
     'half a file': lambda folder: find_first_file(folder).write_bytes(find_first_file(folder).read_bytes()[:5000]),
-    'half of the arrays': lambda folder: find_first_file(folder).rename(folder / files.MODEL_FILE),
     'an index with a path outside the folder': lambda folder: change_json_file(
         folder, files.INDEX_FILE, weight_map={'a': '../theirs/model.safetensors'}
     ),
@@ -119,7 +117,6 @@ DAMAGES = {
     'another width': lambda folder: change_json_file(folder, 'config.json', hidden_size=32),
     'more layers': lambda folder: change_json_file(folder, 'config.json', num_hidden_layers=3),
     'fewer layers': lambda folder: change_json_file(folder, 'config.json', num_hidden_layers=1),
-    'another family': lambda folder: change_json_file(folder, 'config.json', model_type='qwen3', head_dim=4),
 }
 
 
@@ -136,14 +133,6 @@ def test_import_rejects_pickle(folder, capsys):
     assert 'pytorch_model.bin' in get_import_error(folder, capsys)
 
 
-def test_import_error_suggests_measure_only_for_unsupported_family(folder, capsys):
-    change_json_file(folder, 'config.json', attention_bias=True)
-    assert 'sinklab measure' not in get_import_error(folder, capsys)
-    change_json_file(folder, 'config.json', model_type='gpt2')
-    err = get_import_error(folder, capsys)
-    assert all(part in err for part in ('gpt2', 'sinklab measure', f'hf:{folder}'))
-
-
 @pytest.mark.parametrize(('bos', 'expected'), [(1, (1, 'documents')), (0, (1, 'none')), (-1, (1, 'none'))])
 def test_documents_begin_with_bos_only_if_tokenizer_adds_it(folder, bos, expected):
     change_json_file(folder, files.CONFIG_FILE, bos_token_id=bos)
@@ -155,37 +144,27 @@ def test_documents_begin_with_bos_only_if_tokenizer_adds_it(folder, bos, expecte
     assert (fields['data.fixed_token'], fields['data.bos']) == expected
 
 
-@pytest.mark.parametrize(
-    'command', ['measure', 'evaluate --tasks=a', 'sample --prompt=a', 'checkpoint import --out=run']
-)
-@pytest.mark.parametrize('has_model', [True, False])
-def test_folder_with_adapter_is_refused(folder, command, has_model, monkeypatch, capsys):
+@pytest.mark.parametrize('command', ['measure', 'checkpoint import --out=run'])
+def test_folder_with_adapter_is_refused(folder, command, monkeypatch, capsys):
     monkeypatch.chdir(folder.parent)
-    if not has_model:
-        shutil.rmtree(folder)
-        folder.mkdir()
     (folder / 'adapter_config.json').write_text('{"peft_type": "LORA", "base_model_name_or_path": "nobody/nothing"}')
     code = main([*command.split(), f'hf:{folder}'])
     out, err = capsys.readouterr()
     assert (code, out, err.count('\n')) == (1, '', 1)
-    assert all(part in err for part in (str(folder), 'adapter_config.json', 'merge_and_unload', 'save_pretrained'))
+    assert all(part in err for part in (str(folder), 'adapter_config.json'))
 
 
 @pytest.mark.parametrize(
     ('changes', 'field'),
     [
         (dict(model_type='gpt2'), 'model_type'),
-        (dict(model_type='qwen'), 'qwen3'),
         (dict(hidden_act='gelu'), 'hidden_act'),
         (dict(attention_bias=True), 'attention_bias'),
         (dict(partial_rotary_factor=0.5), 'partial_rotary_factor'),
         (dict(quantization_config=dict(bits=4)), 'quantization_config'),
-        (dict(num_attention_heads='4'), 'num_attention_heads'),
         (dict(num_hidden_layers=0), 'num_hidden_layers'),
-        (dict(max_position_embeddings=0), 'max_position_embeddings'),
         (dict(hidden_size=None), 'hidden_size'),
         (dict(rope_scaling=dict(type='dynamic', factor=2.0)), 'dynamic'),
-        (dict(rope_parameters=dict(rope_type='yarn', factor=2.0)), 'yarn'),
         (dict(rope_scaling=dict(type='linear')), 'factor'),
         (dict(rope_parameters=dict(rope_theta=1e4, mrope_section=[1])), 'mrope_section'),
         (dict(model_type='mistral', layer_types=['full_attention', 'sliding_attention']), 'sliding_window'),
@@ -193,7 +172,6 @@ def test_folder_with_adapter_is_refused(folder, command, has_model, monkeypatch,
         (GEMMA3 | dict(final_logit_softcapping=30.0), 'final_logit_softcapping'),
         (GEMMA3 | dict(query_pre_attn_scalar=168), 'query_pre_attn_scalar'),
         (GEMMA3 | dict(hidden_activation='gelu'), 'hidden_activation'),
-        (dict(layer_types=['chunked_attention'] * 2), 'chunked_attention'),
         (
             GEMMA3 | dict(num_hidden_layers=4, layer_types=['full_attention'] + 3 * ['sliding_attention']),
             'sliding_window',
@@ -215,7 +193,6 @@ def test_parse_hf_config_rejects_unsupported_field_values(changes, field):
     ('hf_config', 'expected'),
     [
         (CONFIG, dict(kv_heads=2, head_width=4, **{'rotary.base': 10_000.0, 'rotary.scaling': 'none'})),
-        (CONFIG | dict(num_key_value_heads=None), dict(kv_heads=None)),
         (CONFIG | dict(rope_theta=5e5), {'rotary.base': 5e5}),
         (
             CONFIG | dict(rope_theta=5e5, rope_parameters=dict(rope_type='default', rope_theta=7)),
@@ -223,11 +200,8 @@ def test_parse_hf_config_rejects_unsupported_field_values(changes, field):
         ),
         (CONFIG | dict(rope_theta=9.0, rope_scaling=dict(type='linear', factor=2)), {'rotary.factor': 2.0}),
         (CONFIG | dict(rope_scaling=LLAMA3_ROPE), {'rotary.slow': 1.0, 'rotary.fast': 4.0, 'rotary.length': 64}),
-        (CONFIG | dict(rope_scaling=LLAMA3_ROPE | dict(original_max_position_embeddings=8)), {'rotary.length': 8}),
         (MISTRAL | dict(sliding_window=8), {'mask.window': 8}),
         (MISTRAL | dict(sliding_window=64), {'mask.window': None}),
-        (MISTRAL, {'mask.window': None}),
-        (CONFIG | dict(sliding_window=8), {'mask.window': None}),
         (
             CONFIG | GEMMA3 | dict(num_hidden_layers=7, rope_local_base_freq=9.0, rope_theta=7.0),
             {'mask.window': 8, 'global_layers.every': 6, 'rotary.base': 9.0, 'global_layers.rotary.base': 7.0},
@@ -259,16 +233,19 @@ def test_parse_hf_config_limits_data_length_above_attention_window():
     assert convert.parse_hf_config(CONFIG | dict(max_position_embeddings=8192), 'config.json')['data.length'] == 2048
 
 
-@pytest.mark.parametrize('name', [*convert.EXPORTABLE_VALUES, 'ffn', 'norm', 'scaled_embedding'])
-def test_make_hf_config_rejects_fields_without_transformers_equivalent(name):
-    unsupported_values = {
-        **{'position': 'alibi', 'ffn': 'gelu', 'norm': 'post', 'head_norm': True, 'combination': 'add'},
-        'scaled_embedding': True,
-        **{'gate': 'value', 'attention.gain': 2.0, 'mask.prefix': 3, 'mask.block': 5, 'columns.kind': 'kv'},
-        **{'attention.similarity': 'softpick', 'attention.normalizer': 'plus_one', 'attention.feature_map': 'elu1'},
-    }
-    with pytest.raises(UserError, match=re.escape(name)):
-        convert.make_hf_config(make_model_spec(**{name.replace('.', '__'): unsupported_values[name]}), 16)
+UNSUPPORTED_VALUES = {
+    **{'position': 'alibi', 'ffn': 'gelu', 'norm': 'post', 'head_norm': True, 'combination': 'add'},
+    **{'gate': 'value', 'attention.gain': 2.0, 'mask.prefix': 3, 'mask.block': 5, 'columns.kind': 'kv'},
+    **{'attention.similarity': 'softpick', 'attention.normalizer': 'plus_one', 'attention.feature_map': 'elu1'},
+    'scaled_embedding': True,
+}
+
+
+@pytest.mark.parametrize('name', UNSUPPORTED_VALUES)
+def test_export_refuses_fields_without_transformers_equivalent_by_name(name):
+    with pytest.raises(UserError) as error:
+        convert.make_hf_config(make_model_spec(**{name.replace('.', '__'): UNSUPPORTED_VALUES[name]}), 16)
+    assert f'config.model.{name}=' in str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -277,11 +254,9 @@ def test_make_hf_config_rejects_fields_without_transformers_equivalent(name):
         ({}, 'llama'),
         (dict(tied=True, kv_heads=2), 'llama'),
         (dict(mask__window=4), 'mistral'),
-        (dict(width=18), 'mistral'),
-        (dict(qkv_bias=True, mask__window=4), 'qwen2'),
+        (dict(qkv_bias=True), 'qwen2'),
         (dict(qk_norm=True), 'qwen3'),
         (dict(rotary__base=3.0, rotary__scaling='linear', rotary__factor=2.0), 'llama'),
-        (dict(qk_norm=True, mask__window=4, layers=4, global_layers__every=2), 'qwen3'),
         (GEMMA3_FIELDS, 'gemma3_text'),
         (GEMMA3_FIELDS | dict(mask__window=4, layers=7, global_layers__every=6), 'gemma3_text'),
         (GEMMA3_FIELDS | dict(layers=5, global_layers__every=2, global_layers__rotary__base=7.0), 'gemma3_text'),
@@ -295,7 +270,7 @@ def test_make_hf_config_round_trips_through_parse_hf_config(fields, model_type):
     spec = make_tiny_spec(**{f'model__{name}': value for name, value in fields.items()})
     for name, value in convert.parse_hf_config(hf_config, 'config.json').items():
         part, _, field = name.partition('.')
-        assert convert.get_field(getattr(spec, part), field) == value, name
+        assert flatten_dict(dataclasses.asdict(getattr(spec, part)))[field] == value, name
 
 
 @pytest.mark.parametrize(
@@ -304,7 +279,7 @@ def test_make_hf_config_round_trips_through_parse_hf_config(fields, model_type):
         dict(norm='res_post'),
         dict(norm='sandwich'),
         dict(qkv_bias=True, qk_norm=True),
-        dict(rotary__scaling='yarn', rotary__factor=2.0, rotary__length=8),
+        dict(qk_norm=True, mask__window=4),
         dict(layers=2, mask__window=4, global_layers__every=2),
         dict(qk_norm=True, layers=2, mask__window=4, global_layers__every=2, global_layers__position='none'),
     ],
@@ -313,37 +288,6 @@ def test_make_hf_config_round_trips_through_parse_hf_config(fields, model_type):
 def test_make_hf_config_rejects_fields_that_no_model_type_combines(fields):
     with pytest.raises(UserError):
         convert.make_hf_config(make_model_spec(**fields), 16)
-
-
-def test_make_hf_config_names_width_that_heads_do_not_divide():
-    with pytest.raises(UserError, match='width=18, heads=4'):
-        convert.make_hf_config(make_model_spec(**GEMMA3_FIELDS | dict(width=18)), 16)
-
-
-@pytest.mark.parametrize('model_type', ['gemma2', 'gemma3'])
-def test_import_suggests_no_similar_model_type(model_type):
-    with pytest.raises(UserError) as error:
-        convert.check_model_type(model_type, 'config.json')
-    assert 'did you mean' not in str(error.value)
-
-
-def test_arrays_that_do_not_fit_on_disk_name_their_file(tmp_path, monkeypatch):
-    import safetensors.numpy
-
-    def fail(*args, **options):
-        raise safetensors.SafetensorError('I/O error: No space left on device (os error 28)')
-
-    monkeypatch.setattr(safetensors.numpy, 'save_file', fail)
-    with pytest.raises(UserError, match=r'model\.safetensors'):
-        files.write_arrays(tmp_path / 'model.safetensors', {})
-
-
-def test_train_from_missing_hf_folder_writes_no_run(tmp_path, capsys):
-    code = main(['train', f'--from=hf:{tmp_path}/nothing', f'--workdir={tmp_path}/run'])
-    err = capsys.readouterr().err
-    assert (code, len(err.splitlines())) == (1, 1)
-    assert f'{tmp_path}/nothing' in err
-    assert not (tmp_path / 'run').exists()
 
 
 def test_import_downloads_no_pickle_patterns(tmp_path, monkeypatch, capsys):
@@ -360,32 +304,3 @@ def test_import_downloads_no_pickle_patterns(tmp_path, monkeypatch, capsys):
     assert 'hf:org/name' in err
     assert 'OSError: no network at all' in err
     assert requests == [('org/name', ['*.safetensors', '*.json', '*.jinja', '*.txt', 'tokenizer.model'])]
-
-
-def make_hub_snapshot(folder, repository):
-    """Make a snapshot folder like that of the Hugging Face hub cache, with symlinks to blobs."""
-    blobs, snapshot = repository / 'blobs', repository / 'snapshots' / 'main'
-    blobs.mkdir(parents=True)
-    snapshot.mkdir(parents=True)
-    for number, file in enumerate(sorted(folder.iterdir())):
-        file.rename(blobs / f'{number:040}')
-        (snapshot / file.name).symlink_to(f'../../blobs/{number:040}')
-    return snapshot
-
-
-@pytest.mark.slow
-def test_import_follows_symlinks_of_hub_cache(folder, tmp_path):
-    (folder / 'chat_template.jinja').write_text('{{ messages }}')
-    snapshot = make_hub_snapshot(folder, tmp_path / 'models--org--theirs')
-    assert main(['checkpoint', 'import', f'hf:{snapshot}', f'--out={tmp_path}/out']) == 0
-    copied = tmp_path / 'out' / 'chat_template.jinja'
-    assert copied.read_text() == '{{ messages }}'
-    assert not copied.is_symlink()
-
-
-@pytest.mark.slow
-def test_import_from_hub_names_row_after_model(folder, tmp_path, monkeypatch):
-    snapshot = make_hub_snapshot(folder, tmp_path / 'models--org--theirs')
-    monkeypatch.setattr(files, 'fetch_model_dir', lambda model_ref: snapshot)
-    assert main(['checkpoint', 'import', 'hf:org/theirs', f'--out={tmp_path}/out']) == 0
-    assert RunDir(tmp_path / 'out').read_json('row')['row'] == 'theirs'

@@ -17,8 +17,6 @@ from tokenizers import Tokenizer, processors
 from sinklab.analysis import measure
 from sinklab.analysis.hf_model import HFModel
 from sinklab.cli.main import main
-from sinklab.errors import UserError
-from sinklab.hf import files
 
 pytestmark = pytest.mark.slow  # transformers takes seconds to import
 
@@ -26,7 +24,7 @@ FAMILIES = tuple(open_models.make_configs())
 IDS_PT = np.random.default_rng(0).integers(2, open_models.VOCABULARY, (3, 16))
 T = IDS_PT.shape[1]
 # Families with softmax over the whole text, in which repeated tokens have equal states.
-PLAIN_SOFTMAX_FAMILIES = 'pythia', 'llama', 'qwen3', 'gemma'
+PLAIN_SOFTMAX_FAMILIES = 'gpt_neox', 'llama', 'qwen3', 'gemma'
 
 
 @pytest.fixture(scope='module', params=FAMILIES)
@@ -127,15 +125,6 @@ def test_measure_command_prints_published_values(gpt2, capsys, tmp_path):
     assert measure.find_published(f'hf:{gpt2[0]}', 32) == {}
 
 
-def test_measure_model_accepts_one_layer_and_short_texts(tmp_path):
-    config = open_models.make_configs()['gpt2']
-    config.n_layer = 1
-    open_models.save_model(config, tmp_path)
-    measured = measure.measure_model(HFModel(str(tmp_path)), IDS_PT[:, :3])
-    assert {'sink/3', 'secondary/tokens'} <= {*measured.numbers}
-    assert 'sink/4' not in measured.numbers
-
-
 def test_propositions_are_checked_only_for_plain_softmax_models(model):
     family, _, subject = model
     measure_request = measure.MeasureRequest(inputs=('repeated',), sequences=2, length=T)
@@ -166,17 +155,6 @@ def test_loss_over_large_vocabulary_has_rounding_errors_of_float32(tmp_path):
         logits_PTV = model(torch.as_tensor(IDS_PT)).logits[:, :-1].double()
     expected = torch.nn.functional.cross_entropy(logits_PTV.transpose(1, 2), torch.as_tensor(IDS_PT[:, 1:])).item()
     assert abs(HFModel(tmp_path).compute_token_losses(IDS_PT).mean(dtype=np.float64) - expected) < 1e-6 * expected
-
-
-def test_only_the_metrics_that_were_asked_for_are_computed(model):
-    subject = model[2]
-    whole = measure.measure_model(subject, IDS_PT)
-    part = measure.measure_model(subject, IDS_PT, names=('sink/1', 'spike'))
-    assert {name: whole.numbers[name] for name in part.numbers} == part.numbers
-    assert 'sink/1' in part.numbers
-    assert any(name.startswith('spike/') for name in part.numbers)
-    assert not any(name.startswith(('norm/', 'entropy/')) for name in part.numbers)
-    assert 'attention_LHTS' not in measure.measure_model(subject, IDS_PT, names=('',)).arrays
 
 
 def test_text_begins_with_one_bos_and_ends_without_eos(tmp_path):
@@ -227,25 +205,15 @@ def test_encode_windows_splits_text_and_repeats_prefix(gpt2, bos):
     assert len(ids) - len(prefix_ids) - len(window_ids) < length - len(prefix_ids)
 
 
-@pytest.mark.parametrize(('bos', 'first_token'), [('auto', None), ('none', None), ('force', '<|end|>')])
-def test_encode_adds_bos_only_if_forced(gpt2, bos, first_token):
-    subject = HFModel(str(gpt2[0]), bos)
-    decoded = subject.decode_tokens(subject.encode('import os'))
-    assert decoded[0] == (first_token or 'import')
-
-
 @pytest.mark.parametrize(
     'damage',
     [
-        lambda folder: (folder / 'config.json').unlink(),
         lambda folder: (folder / 'model.safetensors').rename(folder / 'pytorch_model.bin'),
-        lambda folder: (folder / 'model.safetensors').unlink(),
         lambda folder: (folder / 'model.safetensors').write_bytes(b'x' * 100),
-        lambda folder: (folder / 'tokenizer.json').unlink(),
         lambda folder: remove_half_of_arrays(folder / 'model.safetensors'),
         lambda folder: change_vocabulary(folder),
     ],
-    ids=('config', 'pickle', 'no weights', 'weights', 'no tokenizer', 'arrays', 'vocabulary'),
+    ids=('pickle', 'weights', 'arrays', 'vocabulary'),
 )
 def test_damaged_model_is_rejected_with_one_line(tmp_path, capsys, damage):
     config = open_models.make_configs()['gpt2']
@@ -271,12 +239,6 @@ def change_vocabulary(folder):
     tokenizer = Tokenizer.from_file(str(folder / 'tokenizer.json'))
     tokenizer.add_tokens([*(f'zz{number}' for number in range(128)), 'import os'])
     tokenizer.save(str(folder / 'tokenizer.json'))
-
-
-def test_missing_model_is_rejected_while_offline(tmp_path, monkeypatch):
-    monkeypatch.setenv('HF_HUB_OFFLINE', '1')
-    with pytest.raises(UserError, match='nobody/nothing'):
-        files.find_model_dir('nobody/nothing')
 
 
 def test_metrics_are_computed_with_one_blas_thread(gpt2):

@@ -107,12 +107,6 @@ def test_attention_that_does_not_give_outputs_is_refused_on_the_measured_texts(m
         measure_module.measure_model(subject, IDS_PT)
 
 
-def test_measurement_records_positions_and_seed(make_model, run_measure):
-    options = '--inputs=random', '--seed=3', '--positions=swap:3'
-    report = json.loads(run_measure(make_model('llama')[0], *options, '--json')[1])
-    assert (report['seed'], report['positions']) == (3, 'swap:3')
-
-
 @pytest.mark.parametrize('family', make_family_params(REFUSED_FAMILIES))
 def test_measure_rejects_unsupported_family_with_one_line(make_model, run_measure, family):
     code, _, err = run_measure(make_model(family)[0])

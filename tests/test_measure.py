@@ -1,5 +1,5 @@
-import dataclasses
 import itertools
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from sinklab.analysis import measure
+from sinklab.data.documents import Document
 from sinklab.errors import UserError
 from sinklab.metrics import norms, sink
 from sinklab.metrics.metric import make_setting
@@ -165,31 +166,12 @@ def test_compute_uniform_importance_accounts_for_columns_prefix_and_reach(column
 class CharacterModel:
     """A model whose tokens are the characters of a text, after a first token."""
 
-    vocabulary = 1 << 20
-    longest = 0  # characters of the longest text that was encoded
-
     def encode(self, text):
-        self.longest = max(self.longest, len(text))
         return [1, *map(ord, text)]
 
     def encode_windows(self, text, length):
         ids, size = self.encode(text)[1:], length - 1
         return [[1, *ids[start : start + size]] for start in range(0, len(ids) - size + 1, size)]
-
-    def apply_training_format(self, ids_PT):
-        return ids_PT
-
-
-def collect_texts(model, texts, sequences, length):
-    """Collect the texts of documents for `sequences` sequences of `length` tokens."""
-    source_texts = measure.SourceTexts(
-        model, measure.MeasureRequest(sequences=sequences, length=length, source='text:a')
-    )
-    source_texts.window_chars = 2 * length  # much of a text lies beyond what is encoded first
-    for text in texts:
-        if not source_texts.are_enough:
-            source_texts.add(text)
-    return source_texts
 
 
 @given(st.lists(st.integers(0, 150), max_size=6), st.integers(1, 12), st.integers(2, 9))
@@ -197,35 +179,15 @@ def test_sequences_are_windows_of_documents_in_rounds(sizes, sequences, length):
     texts = [''.join(map(chr, range(1000 * number, 1000 * number + size))) for number, size in enumerate(sizes, 1)]
     windows = [CharacterModel().encode_windows(text, length) for text in texts]
     expected_windows = [window for window in itertools.chain(*itertools.zip_longest(*windows)) if window]
-    source_texts, remarks = collect_texts(CharacterModel(), texts, sequences, length), []
-    if len(expected_windows) < sequences:
-        with pytest.raises(UserError):
-            source_texts.cut_sequences('natural', 'a', remarks.append)
-        return
-    ids_PT = source_texts.cut_sequences('natural', 'a', remarks.append)
+    request, remarks = measure.MeasureRequest(sequences=sequences, length=length, source='text:a'), []
+    with pytest.MonkeyPatch.context() as patch:
+        documents = [Document(str(number), ((text, True),)) for number, text in enumerate(texts)]
+        patch.setattr(measure, 'open_source', lambda _: SimpleNamespace(read_documents=lambda: documents))
+        if len(expected_windows) < sequences:
+            with pytest.raises(UserError):
+                measure.read_texts(CharacterModel(), request, remarks.append)
+            return
+        ids_PT = measure.read_texts(CharacterModel(), request, remarks.append)
     assert ids_PT.tolist() == expected_windows[:sequences]
     num_documents = sum(map(bool, windows))
     assert len(remarks) == (num_documents < sequences)
-    assert all(f'the {sequences} texts' in remark and f'({num_documents})' in remark for remark in remarks)
-
-
-def test_long_text_is_encoded_only_as_far_as_needed():
-    model = CharacterModel()
-    source_texts = collect_texts(model, ['x' * 1_000_000, 'y' * 50], sequences=20, length=8)
-    assert source_texts.cut_sequences('natural', 'a', print).shape == (20, 8)
-    assert max(map(len, source_texts.texts)) == 20 * source_texts.window_chars
-    assert model.longest <= 20 * source_texts.window_chars
-
-
-def test_folders_of_text_files_are_domains(tmp_path):
-    names = {'prose': 'a.txt', 'code': 'a.py', 'logs': 'boot.log', 'german': 'LIZENZ'}
-    for domain, name in names.items():
-        (tmp_path / domain).mkdir()
-        for number in range(2):
-            (tmp_path / domain / f'{number}{name}').write_text(f'{domain} ' * 3)
-    request = measure.MeasureRequest(inputs=('domains',), sequences=2, length=5, source=f'text:{tmp_path}/*/*')
-    inputs = measure.make_inputs(CharacterModel(), request)
-    texts = {name: {''.join(map(chr, ids_T[1:])) for ids_T in ids_PT} for name, ids_PT in inputs.items()}
-    assert texts == {f'domain/{name}': {f'{name} '[:4]} for name in sorted(names)}
-    with pytest.raises(UserError):
-        measure.make_inputs(CharacterModel(), dataclasses.replace(request, source=f'text:{tmp_path}/prose/*'))

@@ -69,11 +69,7 @@ def test_published_values_are_those_of_the_tables():
         ('>', 10.0, 2.0, 5.0, 'holds (+8)'),
         ('>', 6.0, 2.0, 5.0, 'does not hold (+4)'),
         ('<', 2.0, 10.0, 5.0, 'holds (-8)'),
-        ('<', 2.0, 6.0, 5.0, 'does not hold (-4)'),
         ('=', 2.0, 6.0, 5.0, 'holds (-4)'),
-        ('=', 2.0, 9.0, 5.0, 'does not hold (-7)'),
-        ('>', 7.0, 2.0, 5.0, 'holds (+5)'),
-        ('<', 2.0, 7.0, 5.0, 'holds (-5)'),
         ('=', 2.0, 7.0, 5.0, 'does not hold (-5)'),
         ('=', None, 9.0, 5.0, 'not measured'),
     ],
@@ -125,7 +121,7 @@ def tiny_model(tmp_path):
 
 
 @pytest.mark.slow
-def test_experiments_run_once_on_tiny_model(tiny_model, monkeypatch, tmp_path, capsys):
+def test_experiments_run_on_tiny_model(tiny_model, monkeypatch, tmp_path):
     from benchmarks import open_models
 
     model_dir, corpora = tiny_model
@@ -155,12 +151,6 @@ def test_experiments_run_once_on_tiny_model(tiny_model, monkeypatch, tmp_path, c
     assert len(entries['norms']['found']['natural']['layers']['cos_LH2']['first']) == 3
     assert entries['streaming']['found']['0+8']['values']['perplexity'] > 1
     assert len(entries['attention']['found']['prose']['heads']['median']['matrix']) > 10
-
-    capsys.readouterr()
-    open_models.main()
-    repeated_experiments = re.findall('^tiny, (.*):', capsys.readouterr().out, re.MULTILINE)
-    assert repeated_experiments == ['lengths'], 'only what was refused is run again'
-    assert json.loads(out.read_text())['experiments']['inputs'] == results['experiments']['inputs']
 
     monkeypatch.setattr(open_model_results, 'RESULTS_DIR', tmp_path)
     open_model_results.draw_pictures(results)

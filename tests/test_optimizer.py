@@ -108,9 +108,9 @@ BLOCK_CHANGES = [
     dict(model__attention__feature_map='mlp', model__gate='elementwise', model__columns__kind='kv'),
     dict(model__gate='value_state', model__columns__kind='v', model__ffn='gelu', model__qk_norm=True),
     dict(model__combination='add_wide', model__columns__kind='logit', model__head_norm=True),
-    dict(model__norm='res_post', model__qk_norm=True, model__qk_norm_joint=True),
+    dict(model__norm='res_post', model__qk_norm=True),
 ]
-VECTOR_NAMES = {'key_HK', 'value_HK', 'score_H', 'gain_HK'}  # one vector per head
+VECTOR_NAMES = {'key_HK', 'value_HK', 'score_H'}  # one vector per head
 
 
 @pytest.mark.parametrize('changes', BLOCK_CHANGES, ids=lambda changes: next(iter(changes)))

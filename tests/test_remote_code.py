@@ -9,7 +9,6 @@ pytest.importorskip('torch', reason='open models need torch, which has no wheel 
 pytest.importorskip('transformers', reason='open models need transformers')
 
 from sinklab.cli.main import main
-from sinklab.hf import convert
 
 pytestmark = pytest.mark.slow
 
@@ -70,12 +69,4 @@ def test_remote_code_does_not_run_despite_confirmed_prompt(add_code, folder, cap
     (line,) = capsys.readouterr().err.splitlines()
     assert exit_code == 1
     assert str(folder) in line
-    assert not (folder.parent / 'ran').exists()
-
-
-def test_remote_code_does_not_run_in_tokenizer_parity_check(folder, monkeypatch):
-    add_tokenizer_code(folder)
-    monkeypatch.setattr('builtins.input', lambda *_: 'y')
-    with pytest.raises(Exception, match='trust_remote_code'):
-        convert.check_tokenizer_parity(folder)
     assert not (folder.parent / 'ran').exists()

@@ -36,7 +36,7 @@ SELECTED_CACHES = {
     **{f'position {kind}': CACHES[1] for kind in ('learned', 'relative_t5', 'alibi', 'rotary')},
     **dict.fromkeys(('learned, sink token', 'window, kv, qk_norm', 'kernel mlp, clamped', 'kernel elu1'), CACHES[0]),
     **dict.fromkeys(('sink token', 't5, logit', 'off by one, k, offset', 'linear, kv, add_wide'), CACHES[1]),
-    **dict.fromkeys(('global layers, Gemma 3', 'global layers without positions', 'rotary yarn'), CACHES[1]),
+    **dict.fromkeys(('global layers, Gemma 3', 'global layers without positions'), CACHES[1]),
     **dict.fromkeys(('relu by its count, kv, window', 'gate value', 'kernel elu1 normalized, k'), CACHES[1]),
 }
 UNSUPPORTED_MODELS = [name for name in MODEL_CHANGES if 'prefix' in name or name == 'block']
@@ -170,7 +170,7 @@ def test_logits_in_bfloat16_are_those_of_float32_rounded(size):
     make_case_params(
         [
             *('position rotary', 'position absolute', 'learned, sink token', 'alibi, k', 'window', 'kernel elu1, k'),
-            *('global layers, Gemma 3', 'global layers without positions', 'OLMo 2', 'rotary yarn'),
+            *('global layers, Gemma 3', 'global layers without positions', 'rotary linear'),
         ],
         ['position rotary', 'learned, sink token', 'alibi, k', 'window', 'global layers, Gemma 3'],
     ),

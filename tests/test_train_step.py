@@ -80,7 +80,7 @@ OTHER_MODELS = [
         model__columns__shared=True,
         model__columns__kind='v',
     ),
-    GEMMA3 | dict(model__norm='res_post', model__qk_norm_joint=True),
+    GEMMA3 | dict(model__norm='res_post'),
 ]
 
 

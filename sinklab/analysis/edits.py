@@ -13,11 +13,12 @@ from typing import Any
 import jax
 import numpy as np
 
-from sinklab.errors import UserError, format_error, format_unknown_name
+from sinklab.errors import UserError, format_unknown_name
 
 # {target: what it replaces}
 TARGETS = {'attention': 'attention weights', 'key': 'keys', 'value': 'values', 'residual': 'hidden states'}
 
+INDEX_FIELDS = 'positions', 'layers', 'heads', 'dimensions'
 MIN_SUM = 1e-30  # of attention weights that are scaled
 
 
@@ -62,7 +63,7 @@ class Edit:
     def __post_init__(self) -> None:
         if not isinstance(self.target, str) or self.target not in TARGETS:
             raise UserError(format_unknown_name(f'target={self.target!r}', str(self.target), TARGETS, 'allowed'))
-        for name in ('positions', 'layers', 'heads', 'dimensions'):
+        for name in INDEX_FIELDS:
             object.__setattr__(self, name, convert_indices(name, getattr(self, name)))
         for name, target in (('heads', 'residual'), ('dimensions', 'attention')):
             if self.target == target and getattr(self, name) is not None:
@@ -78,9 +79,7 @@ class Edit:
 
     def convert_value(self) -> float | str | Callable[[Any], Any]:
         value = self.value
-        if callable(value):
-            return value
-        if isinstance(value, str) and value == 'mean' and self.target != 'attention':
+        if callable(value) or (isinstance(value, str) and value == 'mean' and self.target != 'attention'):
             return value
         try:
             number = math.nan if isinstance(value, str) else float(value)
@@ -98,17 +97,14 @@ class Edit:
 
     def make_arrays(self) -> 'EditArrays':
         """Return the edit in the form in which it is applied to arrays."""
-        indices = {
-            name: None if self.get_indices(name) is None else np.array(self.get_indices(name))
-            for name in ('positions', 'layers', 'heads', 'dimensions')
-        }
+        indices = {name: self.get_indices(name) for name in INDEX_FIELDS}
         number, function = (np.float32(self.value), None) if isinstance(self.value, float) else (None, self.value)
         return EditArrays(
             number=number,
             function=function,
             target=self.target,
             renormalize=self.renormalize,
-            **indices,
+            **{name: None if value is None else np.array(value) for name, value in indices.items()},
         )
 
 
@@ -182,23 +178,6 @@ def convert_indices(name: str, value: Any) -> tuple[int, ...] | None:
     return tuple(sorted(indices))
 
 
-def check_sizes(edit: Edit, num_heads: int, width: int) -> None:
-    """Check that the arrays of a target have the heads and the dimensions of an edit.
-
-    Args:
-        edit: The edit.
-        num_heads: The number of heads of the array.
-        width: The number of dimensions of its vectors; not used for attention weights.
-
-    Raises:
-        UserError: There is no such head or dimension.
-    """
-    for noun, size in (('head', num_heads), ('dimension', width)):
-        indices = edit.get_indices(f'{noun}s')
-        if indices and indices[-1] >= size:
-            raise UserError(f'there is no {noun} {indices[-1]}; {noun}s count from 0 to {size - 1}')
-
-
 def find_members(xp: Any, indices_N: Any, size: int) -> Any:
     """Return which of 0, 1, ..., size - 1 are in `indices_N`; None: all."""
     return np.ones(size, bool) if indices_N is None else xp.isin(np.arange(size), indices_N)
@@ -206,16 +185,9 @@ def find_members(xp: Any, indices_N: Any, size: int) -> Any:
 
 def call_function(function: Callable[[Any], Any], array_BNHX: Any) -> Any:
     """Call the function of an edit, and check the shape of its result."""
-    try:
-        result = function(array_BNHX)
-        shape = np.shape(result)
-    except (jax.errors.JAXTypeError, jax.errors.JAXIndexError) as error:
-        raise UserError(
-            f'the function of value= cannot be traced by jax ({format_error(error)}); use operators, methods of the '
-            'array, and array.__array_namespace__()'
-        ) from error
-    if shape != array_BNHX.shape:
-        raise UserError(f'the function of value= returns the shape {shape} for {array_BNHX.shape}')
+    result = function(array_BNHX)
+    if np.shape(result) != array_BNHX.shape:
+        raise UserError(f'the function of value= returns the shape {np.shape(result)} for {array_BNHX.shape}')
     return array_BNHX.__array_namespace__().asarray(result)
 
 
@@ -256,30 +228,45 @@ def convert_edits(edit: Edit | Sequence[Edit] | None) -> tuple[Edit, ...]:
     return tuple(edits)
 
 
-def check_edits(edits: Sequence[Edit], layers_by_target: Mapping[str, Sequence[int]], length: int, name: str) -> None:
-    """Check that a model has the layers of all edits, and that the texts have their positions.
+@dataclasses.dataclass(frozen=True)
+class EditableArray:
+    """Where a model can be edited at a target: the layers, from 0, the number of heads, and that of dimensions."""
+
+    layers: Sequence[int]
+    heads: int = 1
+    dimensions: int = 0
+
+
+def check_edits(edits: Sequence[Edit], editable: Mapping[str, EditableArray], length: int, name: str) -> None:
+    """Check that a model has the layers, heads and dimensions of all edits, and that the texts have their positions.
 
     Args:
         edits: The edits.
-        layers_by_target: For each target, the layers, from 0, in which the model can be edited.
+        editable: What can be edited, for each target that can be edited at all.
         length: The number of tokens of a text.
         name: The name of the model.
 
     Raises:
-        UserError: There is no such layer or position.
+        UserError: There is no such layer, head, dimension or position.
     """
     for edit in edits:
-        layers = layers_by_target.get(edit.target, ())
-        if not layers:
-            editable = [target for target, layers in layers_by_target.items() if layers]
+        if edit.target not in editable:
             raise UserError(
                 f'the {TARGETS[edit.target]} of {name} cannot be edited, because they are computed within its own '
                 f'modules; editable: {", ".join(editable) or "nothing"}'
             )
-        if missing := [layer for layer in edit.get_indices('layers') or () if layer not in layers]:
-            known = [*range(len(layers))] == [*layers]
-            text = f'0 to {layers[-1]}' if known else ', '.join(map(str, dict.fromkeys(layers)))
-            raise UserError(f'there is no layer {missing[0]} with {TARGETS[edit.target]}; layers from 0: {text}')
-        last = max(edit.get_indices('positions') or ())
-        if last >= length:
-            raise UserError(f'position {last} is beyond the text; it has {length} tokens, 0 to {length - 1}')
+        array = editable[edit.target]
+        allowed = dict(
+            positions=range(length), layers=array.layers, heads=range(array.heads), dimensions=range(array.dimensions)
+        )
+        for field, indices in allowed.items():
+            if missing := [index for index in edit.get_indices(field) or () if index not in indices]:
+                raise UserError(
+                    f'{field}={missing[0]} is not allowed for the {TARGETS[edit.target]} of {name} in a text of '
+                    f'{length} tokens; give {format_indices(indices)}'
+                )
+
+
+def format_indices(indices: Sequence[int]) -> str:
+    is_range = [*indices] == [*range(len(indices))]
+    return f'0 to {len(indices) - 1}' if is_range else ', '.join(map(str, indices))

@@ -15,7 +15,7 @@ import torch
 import transformers
 
 from sinklab.analysis.bos import BosMode
-from sinklab.analysis.edits import TARGETS, Edit, apply_edits, check_sizes
+from sinklab.analysis.edits import Edit, EditableArray, apply_edits
 from sinklab.analysis.model_protocol import (
     ExtractFn,
     ProgressFn,
@@ -25,7 +25,7 @@ from sinklab.analysis.model_protocol import (
 )
 from sinklab.errors import UserError, format_error
 from sinklab.hf import files, gguf
-from sinklab.hf.convert import suppress_transformers_logs
+from sinklab.hf.files import suppress_transformers_logs
 from sinklab.metrics.metric import MetricSetting, complete_arrays
 
 # The token ids of the trial pass: two tokens are enough to recognize causal attention.
@@ -58,7 +58,7 @@ class AttentionRecorder:
         code_names = dict.fromkeys(type(module).__module__ for module in model.modules())
         self.code_modules = [sys.modules[name] for name in code_names if hasattr(sys.modules[name], EAGER)]
         # The state of a forward pass.
-        self.extract: Callable[[LayerArrays], Any] | None = None  # None: no arrays are stored
+        self.extract: Callable[[LayerArrays], Any] = discard_arrays
         self.edits: tuple[Edit, ...] = ()
         self.layer = 0  # the layer that is running
         self.layer_arrays: LayerArrays = {}
@@ -104,7 +104,7 @@ class AttentionRecorder:
         return self.outputs
 
     @contextlib.contextmanager
-    def activate(self, extract: Callable[[LayerArrays], Any] | None, edits: tuple[Edit, ...] = ()) -> Iterator[None]:
+    def activate(self, extract: Callable[[LayerArrays], Any], edits: tuple[Edit, ...] = ()) -> Iterator[None]:
         """Capture and edit the forward pass within this context."""
         self.extract = extract
         self.edits = edits
@@ -125,7 +125,7 @@ class AttentionRecorder:
 
     def on_attention_input(self, module: torch.nn.Module, args: tuple, kwargs: dict) -> None:
         hidden_states = args[0] if args else kwargs.get('hidden_states')
-        if self.extract is not None and isinstance(hidden_states, torch.Tensor) and hidden_states.ndim == 3:
+        if isinstance(hidden_states, torch.Tensor) and hidden_states.ndim == 3:
             self.layer_arrays['normed_PTD'] = hidden_states.float().numpy()
 
     def on_layer_output(self, module: torch.nn.Module, args: tuple, output: Any) -> Any:
@@ -134,8 +134,7 @@ class AttentionRecorder:
         if residual.ndim == 3:  # Gemma 3n has several residual streams
             residual = self.edit('residual', residual[:, :, None])[:, :, 0]
             self.layer_arrays['residual_PTD'] = residual.float().numpy()
-        if self.extract is not None:
-            self.outputs.append(self.extract(self.layer_arrays))
+        self.outputs.append(self.extract(self.layer_arrays))
         self.layer_arrays = {}
         self.layer += 1
         return (residual, *output[1:]) if isinstance(output, tuple) else residual
@@ -145,8 +144,6 @@ class AttentionRecorder:
         edits = [edit for edit in self.edits if edit.applies_to(target, self.layer)]
         if not edits:
             return array_PSHX
-        for edit in edits:
-            check_sizes(edit, *array_PSHX.shape[2:])
         arrays = [edit.make_arrays() for edit in edits]
         array = array_PSHX.float().numpy()  # NumPy has no bfloat16
         edited = apply_edits(arrays, self.layer, target, array, 0, is_visible_PSHX)
@@ -179,8 +176,7 @@ class AttentionRecorder:
             edited_PSHT = self.edit('attention', attention.permute(0, 3, 1, 2), is_visible_PSHT)
             attention = edited_PSHT.permute(0, 2, 3, 1).contiguous()
             output = sum_values(attention, repeat_heads(value, heads))
-        if self.extract is not None:
-            self.store_attention(query, key, value, options.get('scaling'), output, attention)
+        self.store_attention(query, key, value, options.get('scaling'), output, attention)
         return output, attention
 
     def store_attention(self, query, key, value, scaling, output, attention) -> None:
@@ -217,6 +213,10 @@ class AttentionRecorder:
                 f'{self.name} (model type {self.model.config.model_type}) cannot be measured: the outputs of its '
                 'attention are not the sums of values with the weights that transformers returns; give another model'
             )
+
+
+def discard_arrays(layer_arrays: LayerArrays) -> None:
+    """Keep no array of a layer."""
 
 
 def repeat_heads(array_PGSK: torch.Tensor, heads: int) -> torch.Tensor:
@@ -299,15 +299,8 @@ class HFModel:
             for name in names
         }
         self.num_heads = next(layer['attention_PHTS'].shape[1] for layer in layer_arrays if 'attention_PHTS' in layer)
+        self.editable_arrays = find_editable_arrays(layer_arrays, self.num_heads)
         self.edits: tuple[Edit, ...] = ()
-
-    @property
-    def editable_layers(self) -> dict[str, tuple[int, ...]]:
-        """For each target of an edit, the layers, from 0, in which it can be edited."""
-        names = dict.fromkeys(TARGETS, 'query_LPTHK') | dict(residual='residual_LPTD')
-        return {
-            target: tuple(number - 1 for number in self.array_layers.get(name, ())) for target, name in names.items()
-        }
 
     def copy_with_edits(self, edits: tuple[Edit, ...]) -> 'HFModel':
         clone = copy.copy(self)
@@ -480,7 +473,7 @@ class HFModel:
         def compute(ids_PT: np.ndarray) -> dict[str, np.ndarray]:
             position_kwargs = make_position_kwargs(ids_PT, position_T)
             ids = torch.as_tensor(ids_PT, dtype=torch.long)
-            with self.recorder.activate(None, self.edits):
+            with self.recorder.activate(discard_arrays, self.edits):
                 logits_PTV = self.model(input_ids=ids, use_cache=False, **position_kwargs).logits[:, :-1].float()
                 # Over (P, V, T), cross_entropy has ten times the rounding errors: its sums are not contiguous.
                 loss_PT = -logits_PTV.log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
@@ -488,6 +481,18 @@ class HFModel:
 
         batch_size = max(1, MAX_BATCH_BYTES // (4 * length * self.vocabulary))
         return run_in_batches(compute, ids_PT, batch_size)['loss_LPT'][0]
+
+
+def find_editable_arrays(layer_arrays: list[LayerArrays], num_heads: int) -> dict[str, EditableArray]:
+    """Return where each target of edits can be edited, from the arrays of the trial pass."""
+    names = dict(attention='attention_PHTS', key='key_PSHK', value='value_PSHK', residual='residual_PTD')
+    editable_arrays = {}
+    for target, name in names.items():
+        widths = {index: layer[name].shape[-1] for index, layer in enumerate(layer_arrays) if name in layer}
+        if widths:
+            heads = 1 if target == 'residual' else num_heads
+            editable_arrays[target] = EditableArray(tuple(widths), heads, max(widths.values()))
+    return editable_arrays
 
 
 def make_position_kwargs(ids_PT: np.ndarray, position_T: np.ndarray | None) -> dict[str, torch.Tensor]:

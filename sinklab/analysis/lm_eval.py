@@ -2,31 +2,28 @@
 
 import contextlib
 import difflib
-import functools
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from importlib.metadata import version
 from typing import Any
 
-import jax
 import lm_eval
 import numpy as np
 from lm_eval.api.model import LM, TemplateLM
 from lm_eval.tasks import TaskManager
-from tqdm import tqdm
 
 from sinklab.analysis.model_ref import check_model_exists, resolve_checkpoint
 from sinklab.analysis.run_model import RunModel
 from sinklab.config.spec import Spec
 from sinklab.errors import UserError, format_error
 from sinklab.hf import gguf
-from sinklab.parallel import sharding
 from sinklab.run_ref import GGUF_PREFIX, MODEL_PREFIXES
-from sinklab.train.validation_loss import make_token_loss
 
-MAX_LOGITS_BYTES = 1 << 29  # bytes of logits in float32
 MIN_LENGTH = 32  # shorter texts are padded to this length
+BOOTSTRAP_ITERATIONS = 1000  # for the bootstrapped standard error
+HF_BATCH_SIZE = 8  # texts in a batch of a Hugging Face model
+NON_METRIC_KEYS = 'alias', 'name', 'sample_len', 'sample_count', ' '
 
 
 class SinklabLM(TemplateLM):
@@ -58,7 +55,7 @@ class SinklabLM(TemplateLM):
 
     def _loglikelihood_tokens(self, requests: list, disable_tqdm: bool = False, **_: Any) -> list[tuple[float, bool]]:
         parts_by_request = [[*self.split_request(context, continuation)] for _, context, continuation in requests]
-        scores = iter(self.score_parts([part for items in parts_by_request for part in items], disable_tqdm))
+        scores = iter(self.score_parts([part for items in parts_by_request for part in items]))
         scores_by_request = [[next(scores) for _ in items] for items in parts_by_request]
         return [
             (sum((score for score, _ in items), 0.0), all(greedy for _, greedy in items))
@@ -85,47 +82,31 @@ class SinklabLM(TemplateLM):
             end = min(start + self.max_text_tokens, len(ids))
             yield [*self.truncate(ids[: end - 1]), ids[end - 1]], end - start
 
-    def score_parts(self, parts: list[tuple[list[int], int]], disable_tqdm: bool) -> list[tuple[float, bool]]:
-        """Return (log-probability of the predicted ids, whether greedy decoding gives them) for each part."""
+    def score_parts(self, parts: list[tuple[list[int], int]]) -> list[tuple[float, bool]]:
+        """Return (log-probability of the predicted ids, whether greedy decoding gives them) for each part.
+
+        Lengths are padded to powers of two, so that there are few shapes to compile. Padding follows the text, so
+        that its causal attention does not see it.
+        """
         scores: list[Any] = [None] * len(parts)
-        with (
-            tqdm(total=len(parts), disable=disable_tqdm, desc='texts read') as progress_bar,
-            jax.set_mesh(self.run_model.mesh),
-        ):
-            for part_indices, batch_size, length in self.make_batches([len(ids) - 1 for ids, _ in parts]):
-                ids_BT = pad_texts([parts[part_index][0] for part_index in part_indices], batch_size, length + 1)
-                ids_BT = sharding.put_batch(ids_BT, self.run_model.mesh)
-                loss_BT, is_greedy_BT = jax.device_get(self.token_loss_program(self.run_model.params, ids_BT))
-                for row, part_index in enumerate(part_indices):
-                    ids, num_predicted = parts[part_index]
-                    predicted = row, slice(len(ids) - 1 - num_predicted, len(ids) - 1)
-                    scores[part_index] = -loss_BT[predicted].sum(dtype=float), bool(is_greedy_BT[predicted].all())
-                progress_bar.update(len(part_indices))
+        indices_by_length: dict[int, list[int]] = {}
+        for index, (ids, _) in enumerate(parts):
+            indices_by_length.setdefault(self.choose_length(len(ids) - 1), []).append(index)
+        for length, indices in indices_by_length.items():
+            ids_PT = np.zeros((len(indices), length + 1), np.int32)
+            for row, index in enumerate(indices):
+                ids_PT[row, : len(parts[index][0])] = parts[index][0]
+            arrays = self.run_model.score_tokens(ids_PT)
+            for row, index in enumerate(indices):
+                ids, num_predicted = parts[index]
+                predicted = 0, row, slice(len(ids) - 1 - num_predicted, len(ids) - 1)
+                is_greedy = bool(arrays['is_greedy_LPT'][predicted].all())
+                scores[index] = -arrays['loss_LPT'][predicted].sum(dtype=float), is_greedy
         return scores
 
-    def make_batches(self, lengths: list[int]) -> Iterator[tuple[list[int], int, int]]:
-        """Yield (indices of texts, batch size, length) of each batch, the longest texts first, in few shapes."""
-        by_length: dict[int, list[int]] = {}
-        for index, length in enumerate(lengths):
-            by_length.setdefault(self.choose_length(length), []).append(index)
-        for length, indices in sorted(by_length.items(), reverse=True):
-            batch_size = self.choose_batch_size(length, len(indices))
-            yield from (
-                (indices[start : start + batch_size], batch_size, length)
-                for start in range(0, len(indices), batch_size)
-            )
-
     def choose_length(self, length: int) -> int:
-        """Return the padded length for a text; the padding follows the text and has no effect on it."""
-        return min(max(MIN_LENGTH, round_up_to_power_of_two(length)), self.max_length)
-
-    def choose_batch_size(self, length: int, num_texts: int) -> int:
-        max_rows = max(1, MAX_LOGITS_BYTES // (4 * self.run_model.vocabulary * length))
-        return min(max_rows, round_up_to_power_of_two(num_texts))
-
-    @functools.cached_property
-    def token_loss_program(self) -> Callable:
-        return make_token_loss(self.run_model.spec, self.run_model.mesh)
+        """Return the padded length of a text."""
+        return min(max(MIN_LENGTH, 1 << (length - 1).bit_length()), self.max_length)
 
 
 def check_scorable(spec: Spec, name: str) -> None:
@@ -143,73 +124,23 @@ def check_scorable(spec: Spec, name: str) -> None:
         raise UserError(f'{name} was trained with random tokens inside texts (data.random_first); give another run')
 
 
-def pad_texts(texts: Iterable[list[int]], num_rows: int, length: int) -> np.ndarray:
-    """Return ids_BT of texts, padded at the end with id 0.
-
-    Causal attention of the text does not see the padding.
-    """
-    ids_BT = np.zeros((num_rows, length), np.int32)
-    for ids_T, ids in zip(ids_BT, texts, strict=False):
-        ids_T[: len(ids)] = ids
-    return ids_BT
-
-
-def round_up_to_power_of_two(number: int) -> int:
-    return 1 << max(number - 1, 0).bit_length()
-
-
-BOOTSTRAP_ITERATIONS = 1000  # for the bootstrapped standard error
-RUN_METRIC_NAMES = 'sink/1', 'alpha/1', 'valid/loss'  # metrics of the run at the same step, reported along
-HF_BATCH_SIZE = 8  # texts in a batch of a Hugging Face model
-NON_METRIC_KEYS = 'alias', 'name', 'sample_len', 'sample_count', ' '
-
-
-class CheckedTaskManager(TaskManager):
-    """A task manager that loads tasks once, and raises a UserError of one line where a task cannot be loaded."""
-
-    loaded: Any = None
-
-    def match_names(self, task_names: list[str]) -> list[str]:
-        for name in task_names:
-            if not self.match_tasks([name]):
-                suggestions = difflib.get_close_matches(name, self.all_tasks, 3)
-                hint = (
-                    f'; did you mean {" or ".join(suggestions)}?'
-                    if suggestions
-                    else '; give --include=DIR, the folder of its YAML file'
-                )
-                raise UserError(f'--tasks={name} is not a task of lm-evaluation-harness{hint}')
-        return self.match_tasks(task_names)
-
-    def load(self, task_list: Any) -> Any:
-        if self.loaded is not None:  # simple_evaluate loads the tasks that `check_tasks` has loaded
-            return self.loaded
-        try:
-            self.loaded = super().load(task_list)
-        except Exception as error:  # errors of the network, of data files, or of the YAML file
-            message = format_error(error, with_type=True)
-            raise UserError(
-                f'{", ".join(map(str, task_list))} cannot be loaded ({message}); tasks read their data from the '
-                'Hugging Face hub, or from the files that their YAML file names'
-            ) from error
-        return self.loaded
-
-    def check_tasks(self, task_names: list[str], can_generate: bool) -> None:
-        """Load tasks; refuse those that run code of a model, need more than text, or that the model cannot do."""
-        for name, task in self.load(task_names)['tasks'].items():
-            if getattr(task, 'UNSAFE_CODE', False) or getattr(task, 'MULTIMODAL', False):
-                raise UserError(f'{name} runs code that a model writes, or needs more than text; remove it')
-            if task.OUTPUT_TYPE == 'generate_until' and not can_generate:
-                raise UserError(f'{name} generates text, and runs only score given texts; remove it')
-
-
-def load_task_manager(task_names: list[str], include_dir: str | None) -> CheckedTaskManager:
+def load_task_manager(task_names: list[str], include_dir: str | None) -> TaskManager:
     """Return a task manager of `include_dir` alone if it has all tasks, otherwise of all tasks of lm_eval.
 
     Indexing the tasks of lm_eval is slow.
     """
-    manager = CheckedTaskManager(include_path=include_dir, include_defaults=False)
-    return manager if {*task_names} <= {*manager.all_subtasks} else CheckedTaskManager(include_path=include_dir)
+    manager = TaskManager(include_path=include_dir, include_defaults=False)
+    return manager if {*task_names} <= {*manager.all_subtasks} else TaskManager(include_path=include_dir)
+
+
+def match_tasks(manager: TaskManager, task_names: list[str]) -> list[str]:
+    """Return the tasks that match names or patterns; raise UserError for a name that matches none."""
+    for name in task_names:
+        if not manager.match_tasks([name]):
+            suggestions = difflib.get_close_matches(name, manager.all_tasks, 3)
+            hint = f'did you mean {" or ".join(suggestions)}?' if suggestions else 'give --include=DIR for your own'
+            raise UserError(f'--tasks={name} is not a task of lm-evaluation-harness; {hint}')
+    return manager.match_tasks(task_names)
 
 
 def load_lm(model_ref: str) -> LM:
@@ -236,25 +167,34 @@ def evaluate_tasks(
 ) -> dict[str, Any]:
     """Evaluate tasks; return the metrics of each task and group under the names of lm-evaluation-harness."""
     os.environ['DISABLE_MULTIPROC'] = '1'  # lm_eval would fork this process, which has threads
-    # Loading the model can take minutes, so tasks are checked first.
+    # Loading the model can take minutes, so names are checked first.
     check_model_exists(model_ref)
     manager = load_task_manager(task_names, include_dir)
-    matched_names = manager.match_names(task_names)
-    with contextlib.redirect_stdout(sys.stderr):
-        manager.check_tasks(matched_names, can_generate=model_ref.startswith(MODEL_PREFIXES))
+    matched_names = match_tasks(manager, task_names)
     lm = load_lm(model_ref)
-    with contextlib.redirect_stdout(sys.stderr):
-        results = lm_eval.simple_evaluate(
-            lm,
-            tasks=matched_names,
-            task_manager=manager,
-            limit=limit,
-            num_fewshot=few_shot,
-            log_samples=False,
-            bootstrap_iters=BOOTSTRAP_ITERATIONS,
-        )
-    header = describe_checkpoint(lm) if isinstance(lm, SinklabLM) else describe_open_model(model_ref, lm)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            results = lm_eval.simple_evaluate(
+                lm,
+                tasks=matched_names,
+                task_manager=manager,
+                limit=limit,
+                num_fewshot=few_shot,
+                log_samples=False,
+                bootstrap_iters=BOOTSTRAP_ITERATIONS,
+            )
+    except UserError:
+        raise
+    except (OSError, ValueError) as error:  # of the hub, of data files, or of a task that needs more than text
+        raise UserError(
+            f'{", ".join(matched_names)} cannot be evaluated ({format_error(error, with_type=True)}); tasks read '
+            'their data from the Hugging Face hub, or from the files that their YAML file names'
+        ) from error
     summaries = {name: summarize_task(name, results) for name in {**results['results'], **results.get('groups', {})}}
+    if isinstance(lm, SinklabLM):
+        header = dict(model=lm.run_model.name, digest=lm.run_model.digest)
+    else:
+        header = describe_open_model(model_ref, lm)
     return dict(**header, lm_eval=version('lm_eval'), limit=limit, tasks=summaries)
 
 
@@ -263,14 +203,6 @@ def describe_open_model(model_ref: str, lm: Any) -> dict[str, Any]:
     if not model_ref.startswith(GGUF_PREFIX):
         return header
     return header | dict(remarks=gguf.read_remarks(gguf.convert_gguf(model_ref)))
-
-
-def describe_checkpoint(lm: SinklabLM) -> dict[str, Any]:
-    run_model = lm.run_model
-    records = run_model.run_dir.read_records()
-    last_record = next((record for record in records if record['step'] == run_model.step), {})
-    metrics = {name: last_record[name] for name in RUN_METRIC_NAMES if name in last_record}
-    return dict(model=run_model.name, digest=run_model.digest, measured=metrics)
 
 
 def summarize_task(name: str, results: dict) -> dict[str, Any]:

@@ -1,10 +1,10 @@
-"""Measurement of a model: input sequences, metrics, and query selection."""
+"""Measurement of a model: input sequences and metrics."""
 
 import dataclasses
 import itertools
 import json
 import math
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path, PurePath
 from typing import Any
 
@@ -13,7 +13,6 @@ import numpy as np
 from sinklab.analysis.model_protocol import MeasurableModel, ProgressFn, ignore_progress
 from sinklab.analysis.run_model import RunModel
 from sinklab.configs.open_models import PUBLISHED_SINK_RATES
-from sinklab.data.documents import Document
 from sinklab.data.run_data import load_run_data
 from sinklab.data.sources import open_source
 from sinklab.errors import UserError, format_unknown_name
@@ -23,14 +22,13 @@ from sinklab.metrics.metric import (
     Arrays,
     MetricInfo,
     MetricSetting,
-    name_by_layer,
 )
 from sinklab.metrics.propositions import judge_propositions
 from sinklab.metrics.sink import SINK_THRESHOLD
 from sinklab.storage.files import atomic_write
 from sinklab.storage.paths import parse_path
 
-INPUT_KINDS = 'natural', 'random', 'repeated', 'domains'
+INPUT_KINDS = 'natural', 'random', 'repeated'
 MAX_CHARS_PER_TOKEN = 40  # characters of a text that are encoded for each requested token
 
 
@@ -58,7 +56,6 @@ class MeasureRequest:
     thresholds: tuple[float, ...] = (SINK_THRESHOLD,)
     positions: str | None = None
     loss: bool = False
-    selection: bool = False
 
     def __post_init__(self):
         if not self.inputs:
@@ -115,145 +112,69 @@ class MeasureRequest:
 RemarkFn = Callable[[str], Any]
 
 
-def ignore_remark(remark: str) -> None:
-    """Do nothing."""
-
-
 def make_inputs(
-    model: MeasurableModel, request: MeasureRequest, on_remark: RemarkFn = ignore_remark
+    model: MeasurableModel, request: MeasureRequest, on_remark: RemarkFn = lambda _: None
 ) -> dict[str, np.ndarray]:
-    """Make ids_PT for each kind of input; the kind `domains` gives one domain/NAME for each domain.
+    """Make ids_PT for each kind of input.
 
     Repeated sequences do not get the training format, so that no other token stands before them. `on_remark` is
     called with a sentence if several texts are windows of one document.
     """
+    num_sequences = request.sequences
     inputs: dict[str, np.ndarray] = {}
     for kind in request.inputs:
-        if kind in SYNTHETIC_INPUTS:
-            inputs[kind] = SYNTHETIC_INPUTS[kind](model, request)
-        elif kind == 'domains':
-            inputs |= read_domains(model, request, on_remark)
+        rng = np.random.default_rng(request.seed)
+        if kind == 'repeated':
+            inputs[kind] = rng.integers(model.vocabulary, size=(num_sequences, 1)).repeat(request.length, 1)
+            continue
+        if kind == 'random':
+            ids_PT = rng.integers(model.vocabulary, size=(num_sequences, request.length))
+        elif request.source is None:
+            ids_PT = load_held_out(model, request)
         else:
-            inputs[kind] = read_natural(model, request, on_remark)
-    return {
-        name: ids_PT if name == 'repeated' else model.apply_training_format(ids_PT) for name, ids_PT in inputs.items()
-    }
+            ids_PT = read_texts(model, request, on_remark)
+        inputs[kind] = model.apply_training_format(ids_PT)
+    return inputs
 
 
-def read_natural(model: MeasurableModel, request: MeasureRequest, on_remark: RemarkFn) -> np.ndarray:
-    if request.source is None:
-        return load_held_out(model, request)
-    texts = SourceTexts(model, request)
-    for document in read_documents(request.source):
-        texts.add(document.text)
-        if texts.are_enough:
-            break
-    return texts.cut_sequences('natural', request.source, on_remark)
+def read_texts(model: MeasurableModel, request: MeasureRequest, on_remark: RemarkFn) -> np.ndarray:
+    """Return the beginnings of the first documents of a source that are long enough.
 
+    If there are fewer documents than sequences, further sequences are windows of the same documents that do not
+    overlap: the second of each document, then the third, and so on. `on_remark` says so.
 
-def draw_random(model: MeasurableModel, request: MeasureRequest) -> np.ndarray:
-    return np.random.default_rng(request.seed).integers(model.vocabulary, size=(request.sequences, request.length))
-
-
-def draw_repeated(model: MeasurableModel, request: MeasureRequest) -> np.ndarray:
-    ids_P1 = np.random.default_rng(request.seed).integers(model.vocabulary, size=(request.sequences, 1))
-    return ids_P1.repeat(request.length, 1)
-
-
-SYNTHETIC_INPUTS = {'random': draw_random, 'repeated': draw_repeated}
-
-
-def read_domains(model: MeasurableModel, request: MeasureRequest, on_remark: RemarkFn) -> dict[str, np.ndarray]:
-    """Read the texts of each domain of a source, or of the run's token store."""
-    if request.source is None:
-        assert isinstance(model, RunModel)  # an open model has a default source
-        names = model.list_domains()
-        if len(names) < 2:
-            raise UserError(f'{model.name} was trained on one domain; give natural instead of domains')
-        return {f'domain/{name}': load_held_out(model, request, domain=name) for name in names}
-    by_domain: dict[str, SourceTexts] = {}
-    for document in read_documents(request.source):
-        texts = by_domain.setdefault(get_domain(document), SourceTexts(model, request))
-        if not texts.are_enough:
-            texts.add(document.text)
-    if len(by_domain) < 2:
-        raise UserError(
-            f'{request.source} has one domain; put the files of each domain into a folder of its own, or give '
-            'natural instead of domains'
-        )
-    return {
-        f'domain/{name}': texts.cut_sequences(f'domain/{name}', name or request.source, on_remark)
-        for name, texts in by_domain.items()
-    }
-
-
-def get_domain(document: Document) -> str:
-    """Return the domain of a document; if the source names none, the first folder in the name of the document."""
-    folder, _, name = document.name.partition('/')
-    return document.domain or (folder if name else '')
-
-
-def read_documents(source_name: str) -> Iterator[Document]:
-    return (document for document in open_source(source_name).read_documents() if not document.is_blank)
-
-
-class SourceTexts:
-    """The texts of the documents that are long enough, from which sequences are cut.
-
-    A sequence is the beginning of a document. If there are fewer documents than sequences, further sequences are
-    windows of the same documents that do not overlap: the second of each document, then the third, and so on.
+    Raises:
+        UserError: The documents have too few windows.
     """
-
-    def __init__(self, model: MeasurableModel, request: MeasureRequest):
-        self.model, self.sequences, self.length = model, request.sequences, request.length
-        self.window_chars = MAX_CHARS_PER_TOKEN * request.length  # characters that are encoded for each window
-        self.beginnings: list[list[int]] = []
-        self.texts: list[str] = []  # of these documents, as far as they can be needed
-
-    @property
-    def are_enough(self) -> bool:
-        return len(self.beginnings) == self.sequences
-
-    def add(self, text: str) -> None:
-        """Add the text of a document if it is long enough."""
-        ids = self.model.encode(text[: self.window_chars])
-        if len(ids) >= self.length:
-            self.texts.append(text[: self.window_chars * (self.sequences - len(self.texts))])
-            self.beginnings.append(ids[: self.length])
-
-    def cut_sequences(self, name: str, source_name: str, on_remark: RemarkFn) -> np.ndarray:
-        """Return ids_PT; call `on_remark` if documents have several windows.
-
-        Args:
-            name: The name of the input, for the remark.
-            source_name: The name of the source or the domain, for the error.
-            on_remark: Called with the remark.
-
-        Raises:
-            UserError: The documents have too few windows.
-        """
-        if self.are_enough:
-            return np.array(self.beginnings)
-        by_text = [self.model.encode_windows(text, self.length) for text in self.texts]
-        in_rounds = itertools.chain.from_iterable(itertools.zip_longest(*by_text))
-        windows = [window for window in in_rounds if window is not None][: self.sequences]
-        if len(windows) < self.sequences:
-            raise UserError(
-                f'{self.sequences} texts of {self.length} tokens are needed, {source_name} has {len(windows)}; '
-                'lower --sequences or --length, or give another --source'
-            )
-        on_remark(
-            f'the {self.sequences} texts of {name} are windows of fewer documents ({len(self.texts)}), because no '
-            f'others have {self.length} tokens'
+    window_chars = MAX_CHARS_PER_TOKEN * request.length  # characters that are encoded for each window
+    beginnings: list[list[int]] = []
+    texts: list[str] = []
+    for document in open_source(request.source).read_documents():
+        ids = [] if document.is_blank else model.encode(document.text[:window_chars])
+        if len(ids) >= request.length:
+            texts.append(document.text[: window_chars * request.sequences])
+            beginnings.append(ids[: request.length])
+        if len(beginnings) == request.sequences:
+            return np.array(beginnings)
+    by_text = [model.encode_windows(text, request.length) for text in texts]
+    in_rounds = itertools.chain.from_iterable(itertools.zip_longest(*by_text))
+    windows = [window for window in in_rounds if window is not None][: request.sequences]
+    if len(windows) < request.sequences:
+        raise UserError(
+            f'{request.sequences} texts of {request.length} tokens are needed, {request.source} has {len(windows)}; '
+            'lower --sequences or --length, or give another --source'
         )
-        return np.array(windows)
+    on_remark(
+        f'the {request.sequences} texts are windows of fewer documents ({len(texts)}), because no others have '
+        f'{request.length} tokens'
+    )
+    return np.array(windows)
 
 
-def load_held_out(model: RunModel, request: MeasureRequest, domain: str | None = None) -> np.ndarray:
+def load_held_out(model: RunModel, request: MeasureRequest) -> np.ndarray:
     """Load the probe sequences of the run, in the number and length of `request`."""
-    probe = model.spec.probe
-    sizes = dict(sequences=request.sequences, length=request.length, domain=domain or probe.domain)
-    probe = dataclasses.replace(probe, inputs='natural', **sizes)
+    sizes = dict(sequences=request.sequences, length=request.length)
+    probe = dataclasses.replace(model.spec.probe, inputs='natural', **sizes)
     return load_run_data(dataclasses.replace(model.spec, probe=probe)).probe_PT
 
 
@@ -272,33 +193,15 @@ def parse_positions(option: str, length: int) -> np.ndarray:
     return position_T
 
 
-def measure_selection(
-    model: MeasurableModel, ids_PT: np.ndarray, position_T: np.ndarray | None = None
-) -> dict[str, float]:
-    """Measure selection/LL: the rise of the loss, in nats, when the queries of one layer are set to 0."""
-    if not isinstance(model, RunModel):
-        raise UserError(f'--selection needs a run, and {model.name} is not one; remove it')
-    loss = np.nanmean(model.compute_token_losses(ids_PT, position_T))
-    silenced_models = (model.copy_with_zero_queries(layer) for layer in range(model.spec.model.layers))
-    return name_by_layer(
-        'selection',
-        np.array(
-            [np.nanmean(silenced.compute_token_losses(ids_PT, position_T)) - loss for silenced in silenced_models]
-        ),
-    )
-
-
 def find_published(model_name: str, length: int) -> dict[str, float]:
     """Return the published sink rates for each kind of input, if model and length are of the paper.
 
     The model is recognized by the last part of its path or hub name.
     """
     base_name = PurePath(model_name.removeprefix('hf:')).name.lower()
-    return (
-        {}
-        if length != PUBLISHED_LENGTH
-        else next((numbers for name, numbers in PUBLISHED_SINK_RATES.items() if name.lower() == base_name), {})
-    )
+    if length != PUBLISHED_LENGTH:
+        return {}
+    return next((numbers for name, numbers in PUBLISHED_SINK_RATES.items() if name.lower() == base_name), {})
 
 
 @dataclasses.dataclass(frozen=True)
@@ -434,14 +337,13 @@ class MeasureJob:
         return [dict(claim=claim, number=number, holds=holds) for claim, number, holds in judged]
 
     def measure_input(self, name: str, on_progress: ProgressFn, names: tuple[str, ...] | None) -> Measurement:
-        ids_PT, overrides = (
-            self.ids_by_input[name],
-            self.request.setting_overrides | dict(repeated=name == 'repeated'),
-        )
-        measurement = measure_model(self.model, ids_PT, self.request.position_T, on_progress, names, **overrides)
-        return dataclasses.replace(
-            measurement, numbers=measurement.numbers | compute_forward_pass_metrics(self.model, ids_PT, self.request)
-        )
+        ids_PT, position_T = self.ids_by_input[name], self.request.position_T
+        overrides = self.request.setting_overrides | dict(repeated=name == 'repeated')
+        measurement = measure_model(self.model, ids_PT, position_T, on_progress, names, **overrides)
+        if not self.request.loss:
+            return measurement
+        loss = float(np.nanmean(self.model.compute_token_losses(ids_PT, position_T)))
+        return dataclasses.replace(measurement, numbers=measurement.numbers | {LOSS_INFO.name: loss})
 
 
 def make_job(model: MeasurableModel, request: MeasureRequest) -> MeasureJob:
@@ -449,18 +351,6 @@ def make_job(model: MeasurableModel, request: MeasureRequest) -> MeasureJob:
     remarks: list[str] = []
     ids_by_input = make_inputs(model, full_request, remarks.append)
     return MeasureJob(model, full_request, ids_by_input, tuple(remarks))
-
-
-def compute_forward_pass_metrics(
-    model: MeasurableModel, ids_PT: np.ndarray, request: MeasureRequest
-) -> dict[str, float]:
-    """Compute the metrics that need forward passes of their own."""
-    metrics = {}
-    if request.loss:
-        metrics[LOSS_INFO.name] = float(np.nanmean(model.compute_token_losses(ids_PT, request.position_T)))
-    if request.selection:
-        metrics |= measure_selection(model, ids_PT, request.position_T)
-    return metrics
 
 
 def replace_nonfinite(numbers: dict[str, float]) -> dict[str, float | None]:
@@ -495,7 +385,7 @@ def write_results(results: list[MeasureResult], output_dir: str, is_series: bool
         step_dir = parse_path(output_dir) / (f'{result.step:08}' if is_series else '')
         step_dir.mkdir(parents=True, exist_ok=True)
         for name, measurement in result.measurements.items():
-            save_measurement(step_dir / f'{name.replace("/", "-")}.npz', measurement)
+            save_measurement(step_dir / f'{name}.npz', measurement)
     with atomic_write(parse_path(output_dir) / 'measured.json') as unfinished:
         unfinished.write_text(
             json.dumps(make_record(results, is_series), indent=2, allow_nan=False), encoding='utf-8'

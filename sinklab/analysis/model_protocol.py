@@ -6,7 +6,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from sinklab.analysis.bos import BosMode
-from sinklab.analysis.edits import Edit
+from sinklab.analysis.edits import Edit, EditableArray
 from sinklab.errors import UserError
 from sinklab.metrics.metric import Arrays, MetricSetting
 
@@ -63,7 +63,7 @@ class MeasurableModel(Protocol):
     def array_layers(self) -> Mapping[str, tuple[int, ...]]:
         """The layers, from 1 as in reports, that have an array; an array that is not listed exists in all layers.
 
-        `editable_layers` counts from 0.
+        `EditableArray.layers` counts from 0.
         """
         ...
 
@@ -73,11 +73,8 @@ class MeasurableModel(Protocol):
         ...
 
     @property
-    def editable_layers(self) -> Mapping[str, tuple[int, ...]]:
-        """For each target of an edit, the layers, from 0 as in `Edit.layers`, in which it can be edited.
-
-        `array_layers` counts from 1.
-        """
+    def editable_arrays(self) -> Mapping[str, EditableArray]:
+        """Where each target of an edit can be edited; a target that cannot be edited is left out."""
         ...
 
     def copy_with_edits(self, edits: tuple[Edit, ...]) -> 'MeasurableModel':

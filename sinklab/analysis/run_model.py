@@ -10,18 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
 
 from sinklab.analysis.bos import BosMode, apply_bos
-from sinklab.analysis.edits import TARGETS, Edit, EditArrays, apply_edits, check_sizes
+from sinklab.analysis.edits import Edit, EditableArray, EditArrays, apply_edits
 from sinklab.analysis.model_protocol import ExtractFn, ProgressFn, check_length, ignore_progress, run_in_batches
 from sinklab.checkpoint import checkpointer, digests
-from sinklab.config.spec import ModelConfig, Spec
+from sinklab.config.spec import Spec
 from sinklab.data.batches import add_training_tokens, set_fixed_token
-from sinklab.data.run_data import PREPENDED_IDS, find_tokenizer_file, open_corpus
+from sinklab.data.run_data import PREPENDED_IDS, find_tokenizer_file
 from sinklab.data.tokenizer import Tokenizer, compute_tokenizer_digest, encode_long_text, load_tokenizer
 from sinklab.errors import UserError
 from sinklab.loss_mask import is_in_loss, strip_loss_mask
@@ -39,7 +38,6 @@ from sinklab.train.validation_loss import make_token_loss
 
 MAX_BATCH_BYTES = 1 << 30  # bytes of captured arrays, or of logits, of a batch
 SOFTMAX_OPERATION = 'identity', 'exp', 'sum'
-QUERY_PARAMETERS = 'query_DHK', 'query_bias'
 AVAILABLE_ARRAYS = (
     'attention_LPHTS',
     'query_LPTHK',
@@ -66,7 +64,6 @@ class RunModel:
         self.array_layers: dict[str, tuple[int, ...]] = {}  # all layers have all arrays
         # None: losses come from the attention backend of training. (): from full attention matrices, as with edits.
         self.edits: tuple[Edit, ...] | None = None
-        self.editable_layers = dict.fromkeys(TARGETS, tuple(range(self.spec.model.layers)))
         self.available_arrays = (
             *AVAILABLE_ARRAYS,
             *(('sink_LPCD',) if LEARNED_KV_KINDS[self.spec.model.columns.kind].tokens_class.num_tokens else ()),
@@ -83,6 +80,16 @@ class RunModel:
     @property
     def remarks(self) -> tuple[str, ...]:
         return tuple(self.run_dir.read_remarks())
+
+    @property
+    def editable_arrays(self) -> dict[str, EditableArray]:
+        model, layers = self.spec.model, range(self.spec.model.layers)
+        return dict(
+            attention=EditableArray(layers, model.heads),
+            key=EditableArray(layers, model.heads, model.head_width),
+            value=EditableArray(layers, model.heads, get_value_width(model)),
+            residual=EditableArray(layers, dimensions=model.width),
+        )
 
     @property
     def mesh(self) -> jax.sharding.Mesh:
@@ -176,10 +183,6 @@ class RunModel:
     def build_module(self) -> nnx.Module:
         return nnx.merge(state.make_abstract_model(self.spec)[0], self.params)
 
-    def list_domains(self) -> list[str]:
-        """Return the domains of the run's token store."""
-        return open_corpus(self.spec.data, self.vocabulary).domains
-
     def make_setting(self, length: int, **overrides: Any) -> MetricSetting:
         return make_setting(self.spec, length, count_learned_kv(self.spec.model), **overrides)
 
@@ -199,15 +202,24 @@ class RunModel:
 
     def compute_token_losses(self, ids_PT: np.ndarray, position_T: np.ndarray | None = None) -> np.ndarray:
         length = check_length(self, ids_PT)
-        batch_size = max(1, MAX_BATCH_BYTES // (4 * length * self.vocabulary))  # of the logits
-        if self.edits is not None:
-            program = self.make_program(jit_edited_loss, make_hashable(position_T))
-            batch_size = min(batch_size, self.choose_batch_size(length))
+        if self.edits is None:
+            arrays = self.score_tokens(ids_PT, position_T)
         else:
-            program = jit_token_loss(self.spec, make_hashable(None if position_T is None else position_T[:-1]))
-        with jax.set_mesh(self.mesh):
-            arrays = run_in_batches(functools.partial(self.run_on_device, program), ids_PT, batch_size)
+            program = self.make_program(jit_edited_loss, make_hashable(position_T))
+            batch_size = min(self.choose_logits_batch_size(length), self.choose_batch_size(length))
+            with jax.set_mesh(self.mesh):
+                arrays = run_in_batches(functools.partial(self.run_on_device, program), ids_PT, batch_size)
         return np.where(is_in_loss(ids_PT[:, 1:]), arrays['loss_LPT'][0], np.nan)
+
+    def score_tokens(self, ids_PT: np.ndarray, position_T: np.ndarray | None = None) -> dict[str, np.ndarray]:
+        """Return loss_LPT and is_greedy_LPT of every token but the first, where L is 1, without edits."""
+        program = jit_token_scores(self.spec, make_hashable(None if position_T is None else position_T[:-1]))
+        batch_size = self.choose_logits_batch_size(ids_PT.shape[1])
+        with jax.set_mesh(self.mesh):
+            return run_in_batches(functools.partial(self.run_on_device, program), ids_PT, batch_size)
+
+    def choose_logits_batch_size(self, length: int) -> int:
+        return max(1, MAX_BATCH_BYTES // (4 * length * self.vocabulary))
 
     def make_program(self, make_jitted: Any, *arguments: Any) -> Callable:
         """Return the function of `jit_capture` or `jit_edited_loss`, with the edits of this model.
@@ -219,27 +231,9 @@ class RunModel:
         return functools.partial(program, tuple(edit.make_arrays() for edit in self.edits or ()))
 
     def copy_with_edits(self, edits: tuple[Edit, ...]) -> 'RunModel':
-        """Return a copy of the model with edits; see `MeasurableModel.copy_with_edits`.
-
-        Raises:
-            UserError: The model has no such head or dimension.
-        """
-        widths = get_widths(self.spec.model)
-        for edit in edits:
-            check_sizes(edit, self.spec.model.heads, widths[edit.target])
+        """Return a copy of the model with edits; see `MeasurableModel.copy_with_edits`."""
         params, clone = self.params, copy.copy(self)  # read here, so that several copies read them once
         clone.params, clone.edits = params, edits
-        return clone
-
-    def copy_with_zero_queries(self, layer: int) -> 'RunModel':
-        """Return a copy of the model whose queries are 0 in one layer.
-
-        The scores of that layer are then 0, apart from what the position bias and learned keys add.
-        """
-        clone, attention = copy.copy(self), self.params['blocks']['attention']
-        queries = {name: attention[name] for name in QUERY_PARAMETERS if name in attention}
-        zeros = jax.tree.map(lambda leaf: jnp.asarray(leaf).at[layer].set(0), queries)
-        clone.params = self.params | dict(blocks=self.params['blocks'] | dict(attention=attention | zeros))
         return clone
 
     def run_on_device(self, program: Callable, ids_PT: np.ndarray) -> Arrays:
@@ -268,10 +262,15 @@ def jit_capture(
 
 
 @functools.lru_cache(maxsize=16)
-def jit_token_loss(spec: Spec, positions: tuple[int, ...] | None) -> Callable:
-    """Return the jitted function (params, ids_PT) -> loss_LPT, where L is 1."""
+def jit_token_scores(spec: Spec, positions: tuple[int, ...] | None) -> Callable:
+    """Return the jitted function (params, ids_PT) -> loss_LPT and is_greedy_LPT, where L is 1."""
     program = make_token_loss(spec, make_one_device_mesh(), **make_position_kwargs(positions))
-    return lambda params, ids_PT: {'loss_LPT': program(params, ids_PT)[0][None]}
+
+    def compute(params: dict, ids_PT: jax.Array) -> Arrays:
+        loss_PT, is_greedy_PT = program(params, ids_PT)
+        return {'loss_LPT': loss_PT[None], 'is_greedy_LPT': is_greedy_PT[None]}
+
+    return compute
 
 
 @functools.lru_cache(maxsize=16)
@@ -286,11 +285,6 @@ def jit_edited_loss(spec: Spec, positions: tuple[int, ...] | None) -> Callable:
         return {'loss_LPT': optax.softmax_cross_entropy_with_integer_labels(logits_PTV, ids_PT[:, 1:])[None]}
 
     return jax.jit(program, **state.get_replicated_jit_options(spec, make_one_device_mesh()))
-
-
-def get_widths(model: ModelConfig) -> dict[str, int]:
-    """Return the number of dimensions of the vectors of each target of edits; attention weights have none."""
-    return dict(attention=0, key=model.head_width, value=get_value_width(model), residual=model.width)
 
 
 def make_hashable(position_T: np.ndarray | None) -> tuple[int, ...] | None:

@@ -63,7 +63,6 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
 
 def print_results(results: dict) -> None:
     from sinklab.cli import terminal
-    from sinklab.metrics.registry import find_metric_info
 
     rows = []
     for name, task in results['tasks'].items():
@@ -73,9 +72,6 @@ def print_results(results: dict) -> None:
     headings = 'task', 'metric', 'value', 'standard error', 'texts', 'few-shot'
     terminal.print_table(terminal.make_console(width=200), headings, rows, wrap_columns=['metric'])
     notes = [results['model'], *([f'computed in {results["dtype"]}'] if 'dtype' in results else [])]
-    for name, value in results.get('measured', {}).items():  # what the run itself has measured after the same step
-        info = find_metric_info(name)
-        notes.append(f'{info.label} {info.format_value(value)}' if info else f'{name} {value:.3f}')
     print(', '.join(notes))
     for remark in results.get('remarks', ()):
         print(f'{results["model"]}: {remark}')

@@ -162,7 +162,6 @@ def get_cached_import(model_ref: str) -> RunDir:
         source, root = find_importable_dir(model_ref), get_imports_root()
         temp_path = root / f'{run_dir.path.name}.{uuid.uuid4().hex[:8]}{TEMPORARY_SUFFIX}'
         with open_writable_folder(root):
-            files.check_disk_space(root, 4 * files.count_parameters(source), model_ref)
             print(f'importing {model_ref} into {run_dir}', file=sys.stderr, flush=True)
             try:
                 write_imported_run(model_ref, source, RunDir(temp_path), run_dir.path)

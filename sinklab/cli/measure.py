@@ -33,7 +33,7 @@ PRINTED_METRICS = (
     'contribution/1',
     'qk/cos/difference',
 )
-SHARED_FIELDS = 'source', 'sequences', 'length', 'seed', 'keys', 'positions', 'loss', 'selection'
+SHARED_FIELDS = 'source', 'sequences', 'length', 'seed', 'keys', 'positions', 'loss'
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         '--inputs',
         default='natural',
         metavar='KIND,...',
-        help='kinds of inputs: natural, random, repeated, domains (default: natural)',
+        help='kinds of inputs: natural, random, repeated (default: natural)',
     )
     parser.add_argument(
         '--source', help="texts to read, such as 'text:corpus/*.txt' (default: those of the run, or stdlib)"
@@ -78,11 +78,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         '--positions',
         metavar='replace:K | swap:K',
         help='give token 1 the position of token K, or exchange the positions of both, such as swap:5',
-    )
-    parser.add_argument(
-        '--selection',
-        action='store_true',
-        help='also measure the rise of the loss when the queries of one layer are 0; only for runs',
     )
     parser.add_argument('--loss', action='store_true', help='also measure the loss of these texts')
     parser.add_argument(
@@ -203,20 +198,10 @@ def print_measurements(reports: list[dict]) -> None:
     for report in reports:
         for remark in report.get('remarks', ()):
             print(f'{report["model"]}: {remark}')
-        print_selection(report)
         for proposition in report['propositions']:
             verdict = 'holds' if proposition['holds'] else 'FAILS'
             number = format_metric('{:.2g}'.format, proposition['number'])
             print(f'{report["model"]}: {proposition["claim"]}: {number}, {verdict}')
-
-
-def print_selection(report: dict) -> None:
-    """Print the rise of the loss for each layer, if it was measured."""
-    for name, values in report['inputs'].items():
-        rises = [value for key, value in values.items() if key.startswith('selection/')]
-        if rises:
-            text = ' '.join(format_metric('{:z.3g}'.format, value) for value in rises)
-            print(f"{report['model']}, {name}: rise of the loss (nats) without each layer's queries: {text}")
 
 
 def format_metric(format_value: Callable[[float], str], value: float | None) -> str:

@@ -137,19 +137,17 @@ class RotaryConfig:
 
     base: PositiveFloat = 10_000.0
     """Base of the frequencies (theta in Hugging Face configs)."""
-    scaling: Literal['none', 'linear', 'llama3', 'yarn'] = 'none'
-    """How frequencies are scaled for longer contexts: `linear` divides all of them by `factor`, `llama3` and `yarn`
-    only the low ones."""
+    scaling: Literal['none', 'linear', 'llama3'] = 'none'
+    """How frequencies are scaled for longer contexts: `linear` divides all of them by `factor`, `llama3` only
+    the low ones."""
     factor: PositiveFloat | None = None
     """Divisor of the scaled frequencies; None without scaling."""
     slow: PositiveFloat | None = None
-    """For `llama3` and `yarn`: a frequency with fewer turns than this in `length` tokens is divided by `factor`."""
+    """For `llama3`: a frequency with fewer turns than this in `length` tokens is divided by `factor`."""
     fast: PositiveFloat | None = None
-    """For `llama3` and `yarn`: a frequency with more turns than this in `length` tokens is not changed."""
+    """For `llama3`: a frequency with more turns than this in `length` tokens is not changed."""
     length: PositiveInt | None = None
-    """For `llama3` and `yarn`: the context length before scaling, in tokens."""
-    attention_factor: PositiveFloat | None = None
-    """For `yarn`: factor of rotated queries and keys, so that scores are multiplied by its square."""
+    """For `llama3`: the context length before scaling, in tokens."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -236,9 +234,7 @@ class ModelConfig:
     qkv_bias: Bool = False
     """True: learned biases of the query, key and value projections."""
     qk_norm: Bool = False
-    """True: RMSNorm of queries and keys."""
-    qk_norm_joint: Bool = False
-    """True: the norms of `qk_norm` are over all heads of a layer together (OLMo 2); False: over each head."""
+    """True: RMSNorm of queries and keys, over each head."""
     head_norm: Bool = False
     """True: RMSNorm of the output of each head."""
     combination: Literal['concatenate', 'add', 'add_wide'] = 'concatenate'

@@ -32,7 +32,6 @@ TEXT_EVALUATION_FIELDS = 'probe.prepend', 'probe.inputs', 'probe.domain', 'valid
 ROTARY_SCALING_FIELDS: dict[str, tuple[str, ...]] = {
     'linear': ('factor',),
     'llama3': ('factor', 'slow', 'fast', 'length'),
-    'yarn': ('factor', 'slow', 'fast', 'length', 'attention_factor'),
 }
 NORMS_OF_OUTPUTS = ('sandwich', 'res_post')  # placements with a norm after the heads
 LEARNED_KV_VALUES = {'k': ('zero', 'first', 'uniform'), 'kv': ('learned',), 'v': ('learned',)}
@@ -148,20 +147,18 @@ def find_model_errors(model: ModelConfig) -> Iterator[str]:
         yield f'{path}.kv_heads is {model.kv_heads}, which does not divide {path}.heads={model.heads}'
     yield from find_rotary_errors(model.rotary, model.position, path)
     yield from find_global_layers_errors(model)
-    if model.qk_norm_joint and not model.qk_norm:
-        yield f'{path}.qk_norm_joint has no effect without {path}.qk_norm=True; set both, or neither'
     if model.position == 'absolute' and model.width % 2:
         yield f'{path}.width is {model.width}; absolute positions need an even number'
 
 
 def find_rotary_errors(rotary: RotaryConfig, position: str, section: str) -> Iterator[str]:
     path = f'{section}.rotary'
-    for name in ROTARY_SCALING_FIELDS['yarn']:
+    for name in ROTARY_SCALING_FIELDS['llama3']:
         scalings = [scaling for scaling, fields in ROTARY_SCALING_FIELDS.items() if name in fields]
         if (getattr(rotary, name) is None) == (rotary.scaling in scalings):
             given = f'{path}.{name} is {getattr(rotary, name)} with scaling {rotary.scaling}'
             yield f'{given}; it must be a number for {" and ".join(scalings)}, and None for others'
-    if rotary.scaling in ('llama3', 'yarn') and rotary.slow and rotary.fast and rotary.slow >= rotary.fast:
+    if rotary.scaling == 'llama3' and rotary.slow and rotary.fast and rotary.slow >= rotary.fast:
         yield f'{path}.slow and fast are {rotary.slow} and {rotary.fast}; slow must be less than fast'
     default = RotaryConfig()
     if position != 'rotary' and (rotary.base, rotary.scaling) != (default.base, default.scaling):

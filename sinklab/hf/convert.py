@@ -3,7 +3,6 @@
 A linear weight of transformers is (outputs, inputs). Ours is (inputs, outputs), with an axis of its own for heads.
 """
 
-import contextlib
 import copy
 import dataclasses
 import functools
@@ -13,7 +12,7 @@ import shutil
 import uuid
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -21,154 +20,39 @@ import numpy as np
 from flax import nnx
 
 from sinklab.checkpoint.checkpointer import Checkpointer
-from sinklab.config import spec
 from sinklab.config.differences import flatten_dict
-from sinklab.config.spec import ModelConfig, Spec
+from sinklab.config.spec import ModelConfig, RotaryConfig, Spec
 from sinklab.data import tokenizer as tokens
 from sinklab.data.store import TOKENIZER_FILE
 from sinklab.data.tokenizer import Tokenizer
 from sinklab.errors import UserError, format_error
 from sinklab.hf import files
-from sinklab.hf.files import import_hf_library
+from sinklab.hf.files import import_hf_library, suppress_transformers_logs
 from sinklab.model.transformer import Transformer
 from sinklab.parallel import sharding
 from sinklab.run_dir import RunDir
 from sinklab.storage.files import TEMPORARY_SUFFIX, open_writable_folder
 from sinklab.storage.paths import is_remote
 
-# The tolerance is relative to the largest logit, at least 1. Rounding errors of float32 grow with the number of
-# layers, so that it is scaled by layers / SHALLOW_LAYERS above that number.
-RELATIVE_TOLERANCE, SHALLOW_LAYERS = 1e-5, 4
-DEFAULT_TOKENS, MAX_TOKENS = 64, 1024  # compared tokens; more than the default to reach beyond a window
-SAMPLE_TEXT = 'The first token receives 42 % of the attention.\n\n    def sink(x): return x[0]  # naïve, 注意, ☃\n'
-
-
-@dataclasses.dataclass(frozen=True)
-class ParityReport:
-    """The largest differences of logits and attention, and the version of transformers."""
-
-    logits_error: float
-    attention_error: float
-    transformers_version: str
-
-    def __str__(self) -> str:
-        differences = f'logits within {self.logits_error:.1e} and attention within {self.attention_error:.1e}'
-        return f'{differences} of transformers {self.transformers_version}'
-
-
-def require_libraries() -> None:
-    for name in ('torch', 'transformers', 'safetensors'):
-        import_hf_library(name)
-
-
-def check_parity(model_dir: Path, spec: Spec, params: dict, length: int) -> ParityReport:
-    """Compare a model directory with our model of these parameters.
-
-    Raises:
-        UserError: The tokenizer, the logits or the attention weights differ.
-    """
-    check_tokenizer_parity(model_dir)
-    ids_BT = make_sample_ids(spec.model, length)
-    own_outputs, hf_outputs = (
-        compute_with_sinklab(spec.model, params, ids_BT),
-        compute_with_transformers(model_dir, ids_BT),
-    )
-    differences = [
-        float(np.abs(value - reference).max()) for value, reference in zip(own_outputs, hf_outputs, strict=True)
-    ]
-    allowed = (
-        RELATIVE_TOLERANCE
-        * max(1.0, float(np.abs(own_outputs[0]).max()))
-        * max(1.0, spec.model.layers / SHALLOW_LAYERS)
-    )
-    report = ParityReport(*differences, import_hf_library('transformers').__version__)
-    if not all(value <= allowed for value in differences):
-        raise UserError(f'{report}, but {allowed:.1e} is allowed; the files are not this model, and were deleted')
-    return report
-
-
-def make_sample_ids(model: ModelConfig, length: int) -> np.ndarray:
-    """Make two random sequences of token ids.
-
-    They are longer than the attention window if `length` and MAX_TOKENS allow it.
-    """
-    past_window = (model.mask.window or 0) + 8
-    num_tokens = min(length, past_window if DEFAULT_TOKENS < past_window <= MAX_TOKENS else DEFAULT_TOKENS)
-    return np.random.default_rng(0).integers(0, model.vocabulary, (2, num_tokens)).astype(np.int32)
-
-
-def compute_with_sinklab(model: ModelConfig, params: dict, ids_BT: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return (logits_BTV, attention_LBHTS) in float32; each sequence is one document."""
-    mask = dataclasses.replace(model.mask, document=False)
-    model = dataclasses.replace(model, dtype='float32', mask=mask)
-    graph, _ = nnx.split(nnx.eval_shape(lambda: Transformer(model, ids_BT.shape[1], nnx.Rngs(0))))
-
-    @jax.jit
-    def forward_fn(params: dict, ids_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
-        logits_BTV, intermediates = nnx.merge(graph, params)(ids_BT, capture=True)
-        return logits_BTV, intermediates.attention_BHTS
-
-    return tuple(map(np.asarray, forward_fn(params, ids_BT)))
-
-
-def compute_with_transformers(model_dir: Path, ids_BT: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return (logits_BTV, attention_LBHTS) of transformers.
-
-    Attention is eager: no other implementation returns the weights.
-    """
-    torch, transformers = import_hf_library('torch'), import_hf_library('transformers')
-    options = dict(attn_implementation='eager', dtype=torch.float32, local_files_only=True, use_safetensors=True)
-    with suppress_transformers_logs(transformers):
-        model, loading_info = transformers.AutoModelForCausalLM.from_pretrained(
-            model_dir,
-            output_loading_info=True,
-            trust_remote_code=False,  # if it is not given, transformers asks on the terminal
-            **options,
-        )
-    if problems := {key: sorted(map(str, value)) for key, value in loading_info.items() if value}:
-        raise UserError(f'transformers reads {model_dir} with {problems}')
-    with torch.no_grad():
-        token_ids = torch.from_numpy(ids_BT.astype(np.int64))
-        outputs = model.eval()(input_ids=token_ids, output_attentions=True, use_cache=False)
-    return outputs.logits.numpy(), np.stack([layer.numpy() for layer in outputs.attentions])
-
-
-def check_tokenizer_parity(model_dir: Path) -> None:
-    """Refuse a tokenizer for which transformers gives other token ids than our reader."""
-    transformers, own_tokenizer = (
-        import_hf_library('transformers'),
-        tokens.load_tokenizer(model_dir / 'tokenizer.json'),
-    )
-    with suppress_transformers_logs(transformers):
-        hf_tokenizer = transformers.AutoTokenizer.from_pretrained(
-            model_dir, local_files_only=True, trust_remote_code=False
-        )
-        hf_ids = hf_tokenizer(SAMPLE_TEXT, add_special_tokens=False)['input_ids']
-    if hf_ids != own_tokenizer.encode(SAMPLE_TEXT, add_special_tokens=False).ids:
-        raise UserError(f'transformers with {model_dir} gives other ids for a text than its tokenizer.json')
-
-
-@contextlib.contextmanager
-def suppress_transformers_logs(transformers: Any) -> Iterator[None]:
-    """Turn off progress bars and warnings of transformers."""
-    logging = transformers.utils.logging
-    verbosity, has_progress_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(verbosity)
-        if has_progress_bars:
-            logging.enable_progress_bar()
-
-
-# Fields of our model that the model type decides.
-LLAMA_FIELDS = dict(
-    norm='pre', ffn='swiglu', scaled_embedding=False, qk_norm=False, qk_norm_joint=False, qkv_bias=False
-)
+# Fields of our model that all types share, with the only value that transformers has.
+COMMON_FIELDS = {
+    'position': 'rotary',
+    'head_norm': False,
+    'combination': 'concatenate',
+    'gate': 'none',
+    'attention.similarity': 'exp',
+    'attention.normalizer': 'sum',
+    'attention.feature_map': 'identity',
+    'attention.gain': 1.0,
+    'mask.prefix': None,
+    'mask.block': None,
+    'columns.kind': 'none',
+    'global_layers.position': 'rotary',
+}
+LLAMA_FIELDS = dict(norm='pre', ffn='swiglu', scaled_embedding=False, qk_norm=False, qkv_bias=False)
+NO_GLOBAL_LAYERS = {'global_layers.every': None}
+NO_WINDOW = NO_GLOBAL_LAYERS | {'mask.window': None}
 GEMMA_FIELDS = LLAMA_FIELDS | dict(norm='sandwich', ffn='geglu_tanh', scaled_embedding=True, qk_norm=True)
-SILU = 'hidden_act', ('swish', 'silu')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,49 +63,31 @@ class ModelType:
         architecture: The name of its class.
         fields: The values of our config fields that the type decides.
         activation: The key of the activation, and its values for our `ffn`.
-        window: Whether layers can have a window.
-        global_layers: What global layers differ in: nothing but the window (`window`), or also rotary positions
-            (`rotary`, of each layer type); None if all layers are alike.
-        even_width: Whether the number of heads has to divide the width.
-        gain_offset: The difference between gains of norms and their arrays.
     """
 
     architecture: str
     fields: dict[str, Any]
-    activation: tuple[str, tuple[str, ...]] = SILU
-    window: bool = True
-    global_layers: str | None = None
-    even_width: bool = False
-    gain_offset: float = 0.0
+    activation: tuple[str, tuple[str, ...]] = ('hidden_act', ('swish', 'silu'))
 
-    def can_represent(self, model: spec.ModelConfig) -> bool:
-        if any(getattr(model, field) != value for field, value in self.fields.items()):
-            return False
-        if 'yarn' in (model.rotary.scaling, model.global_layers.rotary.scaling):
-            return False
-        if (model.mask.window and not self.window) or (self.even_width and model.width % model.heads):
-            return False
-        global_layers = model.global_layers
-        if global_layers.every is None:
-            return True
-        if global_layers.position != 'rotary' or self.global_layers is None:
-            return False
-        return self.global_layers == 'rotary' or global_layers.rotary == model.rotary
+    @property
+    def has_window(self) -> bool:
+        return 'mask.window' not in self.fields
+
+    @property
+    def has_global_layers(self) -> bool:
+        return 'global_layers.every' not in self.fields
 
 
 # Of the types that fit a model, the first is exported.
 MODEL_TYPES = {
-    'llama': ModelType('LlamaForCausalLM', LLAMA_FIELDS, window=False, even_width=True),
-    'mistral': ModelType('MistralForCausalLM', LLAMA_FIELDS),
-    'qwen2': ModelType('Qwen2ForCausalLM', LLAMA_FIELDS | dict(qkv_bias=True), global_layers='window'),
-    'qwen3': ModelType('Qwen3ForCausalLM', LLAMA_FIELDS | dict(qk_norm=True), global_layers='window'),
+    'llama': ModelType('LlamaForCausalLM', LLAMA_FIELDS | NO_WINDOW),
+    'mistral': ModelType('MistralForCausalLM', LLAMA_FIELDS | NO_GLOBAL_LAYERS),
+    'qwen2': ModelType('Qwen2ForCausalLM', LLAMA_FIELDS | NO_WINDOW | dict(qkv_bias=True)),
+    'qwen3': ModelType('Qwen3ForCausalLM', LLAMA_FIELDS | NO_WINDOW | dict(qk_norm=True)),
     'gemma3_text': ModelType(
         'Gemma3ForCausalLM',
         GEMMA_FIELDS,
         activation=('hidden_activation', ('gelu_pytorch_tanh',)),
-        global_layers='rotary',
-        even_width=True,
-        gain_offset=1.0,
     ),
 }
 FIELD_OF_KEY = {
@@ -240,29 +106,24 @@ UNSUPPORTED_KEYS = {
     'use_bidirectional_attention': (None, False),
     'quantization_config': (None,),
 }
-ROPE_SCALING_FIELDS = {'factor': 'factor', 'low_freq_factor': 'slow', 'high_freq_factor': 'fast'}
 ORIGINAL_LENGTH_KEY = 'original_max_position_embeddings'
-ROPE_TYPE_KEYS = {'default': {}, 'linear': {'factor': 'factor'}, 'llama3': ROPE_SCALING_FIELDS}
-ROPE_KEYS = {'rope_type', 'type', 'rope_theta', ORIGINAL_LENGTH_KEY, *ROPE_SCALING_FIELDS}
-FULL, SLIDING = 'full_attention', 'sliding_attention'  # layer types of transformers
-
-# Fields of the model config with the only value that can be exported.
-EXPORTABLE_VALUES = {
-    'position': 'rotary',
-    'head_norm': False,
-    'combination': 'concatenate',
-    'gate': 'none',
-    'attention.similarity': 'exp',
-    'attention.normalizer': 'sum',
-    'attention.feature_map': 'identity',
-    'attention.gain': 1.0,
-    'mask.prefix': None,
-    'mask.block': None,
-    'columns.kind': 'none',
+# {rope_type: {key: field of RotaryConfig}}
+ROPE_TYPES = {
+    'default': {},
+    'linear': {'factor': 'factor'},
+    'llama3': {
+        'factor': 'factor',
+        'low_freq_factor': 'slow',
+        'high_freq_factor': 'fast',
+        ORIGINAL_LENGTH_KEY: 'length',
+    },
 }
-TOKEN_ID_KEYS = ('bos_token_id', 'eos_token_id')
-TOKEN_IDS_FILE = 'token_ids.json'  # in an imported run: the token ids of the config.json of its model
+ROPE_KEYS = {'rope_type', 'type', 'rope_theta', *ROPE_TYPES['llama3']}
+FULL, SLIDING = 'full_attention', 'sliding_attention'  # layer types of transformers
 DEFAULT_LENGTH = 2048  # of training windows, if the model takes that many tokens
+
+
+# config.json
 
 
 def parse_hf_config(hf_config: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -276,16 +137,17 @@ def parse_hf_config(hf_config: Mapping[str, Any], name: str) -> dict[str, Any]:
     layer_fields = parse_layers(config, name)
     max_length, window = config['max_position_embeddings'], layer_fields['mask.window']
     length = 2 * window if window and window >= DEFAULT_LENGTH else DEFAULT_LENGTH
-    return {
-        **{f'model.{own_field}': config[key] for key, own_field in FIELD_OF_KEY.items()},
-        'model.kv_heads': None if kv_heads == heads else kv_heads,
-        'model.head_width': get_head_width(config),
-        'model.position': 'rotary',
-        **{f'model.{field}': value for field, value in (layer_fields | MODEL_TYPES[model_type].fields).items()},
-        'model.norm_epsilon': float(config['rms_norm_eps']),
-        'model.tied': config['tie_word_embeddings'],
-        'data.length': min(max_length, length),
+    fields = {
+        **COMMON_FIELDS,
+        **MODEL_TYPES[model_type].fields,
+        **{own_field: config[key] for key, own_field in FIELD_OF_KEY.items()},
+        'kv_heads': None if kv_heads == heads else kv_heads,
+        'head_width': get_head_width(config),
+        'norm_epsilon': float(config['rms_norm_eps']),
+        'tied': config['tie_word_embeddings'],
+        **layer_fields,
     }
+    return {f'model.{field}': value for field, value in fields.items()} | {'data.length': min(max_length, length)}
 
 
 def check_model_type(model_type: Any, name: str) -> None:
@@ -333,148 +195,98 @@ def parse_layers(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     Raises:
         UserError: Layers differ otherwise than our global layers do.
     """
-    is_sliding_L = find_sliding_layers(config)
-    window = config.get('sliding_window')
-    every = next((number for number, is_sliding in enumerate(is_sliding_L, 1) if not is_sliding), None)
-    if not any(is_sliding_L):
-        every = None
-    elif is_sliding_L != [every is None or number % every != 0 for number in range(1, len(is_sliding_L) + 1)]:
+    model_type, window = MODEL_TYPES[config['model_type']], config.get('sliding_window')
+    rope, layer_types = config['rope_parameters'], config.get('layer_types') or ()
+    is_windowed = window is not None and window < config['max_position_embeddings'] and model_type.has_window
+    if not model_type.has_global_layers and SLIDING in layer_types:
+        raise UserError(f'{name}: sliding_window is {window} in some layers; only all layers of mistral can have one')
+    if not model_type.has_global_layers or SLIDING not in layer_types:
+        rotary = parse_rope(config, rope[FULL] if model_type.has_global_layers else rope, name)
+        fields = {'mask.window': window if is_windowed and not model_type.has_global_layers else None}
+        return fields | {f'rotary.{field}': value for field, value in rotary.items()}
+    every = next((number for number, kind in enumerate(layer_types, 1) if kind == FULL), len(layer_types) + 1)
+    if any((kind == FULL) != (number % every == 0) for number, kind in enumerate(layer_types, 1)):
         raise UserError(
-            f'{name}: sliding_window is {window} only in some layers; only layers n, 2n, 3n, ... may have none'
+            f'{name}: sliding_window is {window} in some layers; only layers n, 2n, 3n, ... may have none'
         )
-    local_rotary = parse_rope(config, SLIDING if is_sliding_L[0] else FULL, name)
-    global_rotary = parse_rope(config, FULL, name)
-    window = window if is_sliding_L[0] and window and window < config['max_position_embeddings'] else None
-    fields = {'mask.window': window, **{f'rotary.{field}': value for field, value in local_rotary.items()}}
-    if every is None or (window is None and global_rotary == local_rotary):
+    local_rotary, global_rotary = (parse_rope(config, rope[kind], name) for kind in (SLIDING, FULL))
+    fields = {'mask.window': window if is_windowed else None}
+    fields |= {f'rotary.{field}': value for field, value in local_rotary.items()}
+    if every > len(layer_types) or (not is_windowed and global_rotary == local_rotary):
         return fields
     global_fields = {f'global_layers.rotary.{field}': value for field, value in global_rotary.items()}
     return fields | {'global_layers.every': every} | global_fields
 
 
-def find_sliding_layers(config: Mapping[str, Any]) -> list[bool]:
-    """Return which layers have a window."""
-    if layer_types := config.get('layer_types'):
-        return [layer_type == SLIDING for layer_type in layer_types]
-    has_window = MODEL_TYPES[config['model_type']].window and bool(config.get('sliding_window'))
-    return [has_window] * config['num_hidden_layers']
-
-
-def parse_rope(config: Mapping[str, Any], layer_type: str, name: str) -> dict[str, Any]:
-    """Parse the rotary positions of a layer type; of Gemma 3, each layer type has parameters of its own."""
-    rope = config['rope_parameters']
-    if MODEL_TYPES[config['model_type']].global_layers == 'rotary':
-        rope = rope[layer_type]
+def parse_rope(config: Mapping[str, Any], rope: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Parse rotary positions into fields of RotaryConfig."""
     rope_type = rope['rope_type']
-    if rope_type not in ROPE_TYPE_KEYS:
-        raise UserError(f'{name}: rope_type {rope_type!r} is not supported; use {", ".join(ROPE_TYPE_KEYS)}')
+    if rope_type not in ROPE_TYPES:
+        raise UserError(f'{name}: rope_type {rope_type!r} is not supported; use {", ".join(ROPE_TYPES)}')
     if unsupported := sorted(key for key in rope.keys() - ROPE_KEYS if rope[key] not in (None, 1)):
         raise UserError(f'{name}: rotary positions have {unsupported[0]}, which is not supported')
-    scaling_keys = ROPE_TYPE_KEYS[rope_type]
-    if missing := [key for key in scaling_keys if rope.get(key) is None]:
+    rope = {ORIGINAL_LENGTH_KEY: config['max_position_embeddings']} | rope
+    if missing := [key for key in ROPE_TYPES[rope_type] if rope.get(key) is None]:
         raise UserError(f'{name}: rotary positions of type {rope_type} lack {missing[0]}')
-    fields = dict(base=float(rope['rope_theta']), scaling={'default': 'none'}.get(rope_type, rope_type))
-    fields |= {own_field: float(rope[key]) for key, own_field in scaling_keys.items()}
-    if rope_type == 'llama3':
-        fields['length'] = rope.get(ORIGINAL_LENGTH_KEY, config['max_position_embeddings'])
-    return fields
+    fields = {own_field: rope[key] for key, own_field in ROPE_TYPES[rope_type].items()}
+    return fields | dict(base=float(rope['rope_theta']), scaling={'default': 'none'}.get(rope_type, rope_type))
 
 
-def make_hf_config(model: spec.ModelConfig, length: int) -> dict[str, Any]:
+def make_hf_config(model: ModelConfig, length: int) -> dict[str, Any]:
     """Make the config.json of a model, without token ids, for texts of at most `length` tokens.
 
     Raises:
         UserError: transformers has no model type for this config.
     """
-    for field, exportable in EXPORTABLE_VALUES.items():
-        if (value := get_field(model, field)) != exportable:
-            raise UserError(
-                f'config.model.{field} is {value}, which transformers does not support for such a model; '
-                f'only {exportable} can be exported'
-            )
-    name = get_model_type(model)
+    name = select_model_type(model)
     model_type = MODEL_TYPES[name]
     activation_key, activations = model_type.activation
-    extra = dict(query_pre_attn_scalar=model.head_width) if name == 'gemma3_text' else {}
-    return {
+    config = {
         'architectures': [model_type.architecture],
         'model_type': name,
         **{key: getattr(model, own_field) for key, own_field in FIELD_OF_KEY.items()},
         'num_key_value_heads': model.num_kv_heads,
         'head_dim': model.head_width,
         activation_key: activations[-1],
-        **extra,
         'rms_norm_eps': model.norm_epsilon,
         'tie_word_embeddings': model.tied,
-        'attention_bias': False,
-        'mlp_bias': False,
-        'attention_dropout': 0.0,
         'max_position_embeddings': length,
-        **make_rope_fields(model, name),
-        **make_layer_fields(model, name, length),
-        'use_cache': True,
+        'rope_parameters': make_rope_parameters(model.rotary),
     }
+    if model_type.has_global_layers:
+        rope = {FULL: make_rope_parameters(model.layer_types[-1].rotary), SLIDING: config['rope_parameters']}
+        is_local_L = [not is_global for is_global in model.layer_type_indices]
+        if len(model.layer_types) == 1:
+            is_local_L = [model.mask.window is not None] * model.layers
+        layer_types = [SLIDING if is_local else FULL for is_local in is_local_L]
+        config |= dict(rope_parameters=rope, layer_types=layer_types, query_pre_attn_scalar=model.head_width)
+    if model_type.has_window:
+        config['sliding_window'] = model.mask.window or (length if model_type.has_global_layers else None)
+    return config
 
 
-def get_model_type(model: spec.ModelConfig) -> str:
+def select_model_type(model: ModelConfig) -> str:
     """Return the first model type that fits a model; raise UserError if none fits."""
-    if fitting := [name for name, model_type in MODEL_TYPES.items() if model_type.can_represent(model)]:
-        return fitting[0]
-    names = [*LLAMA_FIELDS, 'width', 'heads', 'mask.window', 'rotary.scaling']
-    names += ['global_layers.every', 'global_layers.position']
-    fields = ', '.join(f'{name}={get_field(model, name)}' for name in names)
-    raise UserError(
-        f'transformers has no model with {fields}; the model types that can be exported are {", ".join(MODEL_TYPES)}'
-    )
+    fields = flatten_dict(dataclasses.asdict(model))
+    differences = {
+        name: [field for field, value in (COMMON_FIELDS | model_type.fields).items() if fields[field] != value]
+        for name, model_type in MODEL_TYPES.items()
+    }
+    name = min(differences, key=lambda name: len(differences[name]))
+    if different := differences[name]:
+        given = ', '.join(f'config.model.{field}={fields[field]}' for field in different)
+        needed = ', '.join(str((COMMON_FIELDS | MODEL_TYPES[name].fields)[field]) for field in different)
+        raise UserError(f'transformers has no such model with {given}; the nearest type, {name}, needs {needed}')
+    return name
 
 
-def make_layer_fields(model: spec.ModelConfig, model_type: str, length: int) -> dict[str, Any]:
-    """Return the fields of windows and of layers that differ."""
-    window, is_global_L = model.mask.window, model.layer_type_indices
-    has_global_layers = len(model.layer_types) > 1
-    layer_types = [FULL if is_global or not window else SLIDING for is_global in is_global_L]
-    if not MODEL_TYPES[model_type].window:
-        return {}
-    if model_type == 'mistral':
-        return dict(sliding_window=window)
-    if MODEL_TYPES[model_type].global_layers == 'rotary':
-        if has_global_layers:  # the layer type also decides the rotary positions
-            layer_types = [FULL if is_global else SLIDING for is_global in is_global_L]
-        return dict(sliding_window=window or length, layer_types=layer_types)
-    fields = dict(use_sliding_window=window is not None, sliding_window=window)
-    fields |= dict(max_window_layers=model.layers if window is None else 0)
-    return fields | (dict(layer_types=layer_types) if has_global_layers else {})
-
-
-def make_rope_fields(model: spec.ModelConfig, model_type: str) -> dict[str, Any]:
-    """Return the rope fields of current and of older versions of transformers.
-
-    A version that finds only the fields of the other would use rope_theta 10000.
-    """
-    local, rotary = model.rotary, model.layer_types[-1].rotary
-    if MODEL_TYPES[model_type].global_layers == 'rotary':
-        parameters = {FULL: make_rope_parameters(rotary), SLIDING: make_rope_parameters(local)}
-        legacy_fields = dict(rope_theta=rotary.base, rope_local_base_freq=local.base)
-        scaling = parameters[FULL]
-    else:
-        scaling = parameters = make_rope_parameters(local)
-        legacy_fields = dict(rope_theta=local.base)
-    legacy_scaling = {key: value for key, value in scaling.items() if key != 'rope_theta'}
-    legacy_fields['rope_scaling'] = None if scaling['rope_type'] == 'default' else legacy_scaling
-    return dict(rope_parameters=parameters) | legacy_fields
-
-
-def make_rope_parameters(rotary: spec.RotaryConfig) -> dict[str, Any]:
+def make_rope_parameters(rotary: RotaryConfig) -> dict[str, Any]:
     rope_type = {'none': 'default'}.get(rotary.scaling, rotary.scaling)
-    scaling = {key: getattr(rotary, own_field) for key, own_field in ROPE_TYPE_KEYS[rope_type].items()}
-    scaling |= {ORIGINAL_LENGTH_KEY: rotary.length} if rope_type == 'llama3' else {}
+    scaling = {key: getattr(rotary, own_field) for key, own_field in ROPE_TYPES[rope_type].items()}
     return dict(rope_type=rope_type, rope_theta=rotary.base, **scaling)
 
 
-def get_field(model: spec.ModelConfig, field: str) -> Any:
-    for name in field.split('.'):
-        model = getattr(model, name)
-    return model
+# Parameters
 
 
 HF_NAMES = {
@@ -498,17 +310,10 @@ HF_NAMES = {
     'norm.gain_D': 'model.norm.weight',
     'head_VD': 'lm_head.weight',
 }
-# The name of the norm before the FFN where there is also a norm after attention.
+# The name of the norm before the FFN where there is also a norm after attention, as in Gemma 3.
 SANDWICH_NAMES = {'blocks.ffn_norms.before.gain_D': 'model.layers.{}.pre_feedforward_layernorm.weight'}
+GEMMA_GAIN_OFFSET = 1.0  # gains of Gemma 3 are stored less this number
 COMPUTED_PATTERN = re.compile(r'rotary_emb\.inv_freq$')  # of older checkpoints; computed, no parameter
-
-
-class ArrayReader(Protocol):
-    """A reader of arrays by their names in transformers."""
-
-    shapes: dict[str, tuple[int, ...]]
-
-    def read_array(self, name: str) -> np.ndarray: ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -546,7 +351,7 @@ class ParameterSpec:
         return [self.hf_name.format(layer) for layer in range(self.num_layers)]
 
 
-def list_parameters(model: spec.ModelConfig) -> dict[str, ParameterSpec]:
+def list_parameters(model: ModelConfig) -> dict[str, ParameterSpec]:
     """List the parameters of a model under our names."""
 
     def make_spec(parameter: nnx.Variable) -> ParameterSpec:
@@ -557,17 +362,17 @@ def list_parameters(model: spec.ModelConfig) -> dict[str, ParameterSpec]:
     abstract_model = nnx.eval_shape(lambda: Transformer(model, 1, nnx.Rngs(0)))
     specs = flatten_dict(sharding.map_parameters(make_spec, nnx.state(abstract_model)))
     hf_names = HF_NAMES | (SANDWICH_NAMES if model.norm == 'sandwich' else {})
-    gain_offset = MODEL_TYPES[get_model_type(model)].gain_offset
+    gain_offset = GEMMA_GAIN_OFFSET if model.norm == 'sandwich' else 0.0
     return {
         name: dataclasses.replace(
-            specs[name], hf_name=hf_name, offset=gain_offset if name.rpartition('.')[2].startswith('gain_') else 0.0
+            specs[name], hf_name=hf_name, offset=gain_offset if name.endswith('.gain_D') else 0.0
         )
         for name, hf_name in hf_names.items()
         if name in specs
     }
 
 
-def read_params(model: spec.ModelConfig, reader: ArrayReader, source: str) -> dict[str, Any]:
+def read_params(model: ModelConfig, reader: files.SafetensorsReader, source: str) -> dict[str, Any]:
     """Read the parameters of a model in float32.
 
     Raises:
@@ -577,26 +382,18 @@ def read_params(model: spec.ModelConfig, reader: ArrayReader, source: str) -> di
     check_arrays(model, parameters, reader.shapes, source)
     tree: dict[str, Any] = {}
     for name, parameter in parameters.items():
-        layer_arrays = (parameter.convert_from_hf(reader.read_array(hf_name)) for hf_name in parameter.hf_names)
+        num_arrays = len(parameter.hf_names)
+        array = np.empty((num_arrays, *parameter.shape), np.float32)
+        for index, hf_name in enumerate(parameter.hf_names):
+            array[index] = parameter.convert_from_hf(reader.read_array(hf_name))
         *parents, last = name.split('.')
         parent = functools.reduce(lambda tree, name: tree.setdefault(name, {}), parents, tree)
-        parent[last] = (
-            next(layer_arrays).astype(np.float32)
-            if parameter.num_layers is None
-            else stack_layers(layer_arrays, parameter)
-        )
+        parent[last] = array[0] if parameter.num_layers is None else array
     return tree
 
 
-def stack_layers(layer_arrays: Iterator[np.ndarray], parameter: ParameterSpec) -> np.ndarray:
-    array = np.empty((parameter.num_layers, *parameter.shape), np.float32)
-    for layer, layer_array in enumerate(layer_arrays):
-        array[layer] = layer_array
-    return array
-
-
 def check_arrays(
-    model: spec.ModelConfig, parameters: dict[str, ParameterSpec], shapes: dict[str, tuple[int, ...]], source: str
+    model: ModelConfig, parameters: dict[str, ParameterSpec], shapes: dict[str, tuple[int, ...]], source: str
 ) -> None:
     expected = {hf_name: parameter.hf_shape for parameter in parameters.values() for hf_name in parameter.hf_names}
     if missing := [name for name in expected if name not in shapes]:
@@ -612,7 +409,7 @@ def check_arrays(
             raise UserError(f'{source}: {name} has the shape {shapes[name]}, but its config.json needs {shape}')
 
 
-def convert_params(model: spec.ModelConfig, params: dict[str, Any], dtype: str) -> dict[str, np.ndarray]:
+def convert_params(model: ModelConfig, params: dict[str, Any], dtype: str) -> dict[str, np.ndarray]:
     """Return the arrays in the format of transformers, by their names there."""
     flat_params = flatten_dict(params)
     arrays = {}
@@ -621,6 +418,9 @@ def convert_params(model: spec.ModelConfig, params: dict[str, Any], dtype: str) 
             array = flat_params[name] if parameter.num_layers is None else flat_params[name][layer]
             arrays[hf_name] = np.asarray(parameter.convert_to_hf(array), jnp.dtype(dtype))
     return arrays
+
+
+# Runs
 
 
 def make_config_fields(source_dir: Path, final_dir: Path) -> dict[str, Any]:
@@ -681,7 +481,6 @@ def import_model(source_dir: Path, spec: Spec, run_dir: RunDir, row: dict) -> in
     with open_writable_folder(run_dir.path):
         for name in (TOKENIZER_FILE, *files.COMPANION_FILES):
             files.copy_companion(source_dir, run_dir.path, name)
-        files.write_json(run_dir.path / TOKEN_IDS_FILE, read_token_ids(source_dir / files.CONFIG_FILE))
     data_fingerprint = dict(tokenizer=tokens.compute_tokenizer_digest(run_dir.path / TOKENIZER_FILE)[:16])
     checkpointer = Checkpointer(run_dir, spec.checkpoint, data_fingerprint)
     try:
@@ -690,31 +489,6 @@ def import_model(source_dir: Path, spec: Spec, run_dir: RunDir, row: dict) -> in
         checkpointer.close()
     run_dir.initialize(spec, row)
     return sum(leaf.size for leaf in flatten_dict(params).values())
-
-
-def read_token_ids(path: Path) -> dict[str, Any]:
-    content = files.read_json_object(path)
-    return {key: content[key] for key in TOKEN_ID_KEYS if key in content}
-
-
-def choose_token_ids(data: spec.DataConfig, tokenizer_dir: Path) -> dict[str, Any]:
-    """Choose the token ids of an exported config.json: those of the imported model, unless the run has others.
-
-    Args:
-        data: The config of the data that the run was trained with.
-        tokenizer_dir: The folder of its tokenizer; that of an imported model has TOKEN_IDS_FILE.
-    """
-    begin_token = data.fixed_token if data.bos == 'documents' else None
-    path = tokenizer_dir / TOKEN_IDS_FILE
-    token_ids = read_token_ids(path) if path.exists() else {}
-    if get_first_id(token_ids.get('eos_token_id')) != data.end_token:
-        return dict(bos_token_id=data.end_token if begin_token is None else begin_token, eos_token_id=data.end_token)
-    if begin_token not in (None, get_first_id(token_ids.get('bos_token_id'))):
-        return token_ids | dict(bos_token_id=begin_token)
-    return token_ids
-
-
-TOKENIZER_CLASS = 'PreTrainedTokenizerFast'
 
 
 def check_export(spec: Spec, output_dir: Path, length: int | None) -> dict[str, Any]:
@@ -732,44 +506,50 @@ def check_export(spec: Spec, output_dir: Path, length: int | None) -> dict[str, 
         raise UserError(f'--out={output_dir} is in a bucket, which transformers cannot read; give a local folder')
     if output_dir.exists():
         raise UserError(f'--out={output_dir} already exists; give a new folder')
-    require_libraries()
+    for name in ('torch', 'transformers', 'safetensors'):
+        import_hf_library(name)
     return hf_config
 
 
 def export_model(
     spec: Spec, params: dict, hf_config: dict[str, Any], tokenizer_path: Path, output_dir: Path, dtype: str
-) -> ParityReport:
-    """Write a Hugging Face model directory and check its parity; delete it if the check fails."""
+) -> str:
+    """Write a Hugging Face model directory; check its parity, and return the differences as text.
+
+    It gets its name after the check.
+    """
     unfinished = output_dir.with_name(f'{output_dir.name}.{uuid.uuid4().hex[:8]}{TEMPORARY_SUFFIX}')
     with open_writable_folder(unfinished):
         try:
             write_model_files(spec, params, hf_config, tokenizer_path, unfinished, dtype)
-            report = check_parity(
-                unfinished, spec, round_params(spec.model, params, dtype), hf_config['max_position_embeddings']
-            )
+            parity_text = check_parity(unfinished, spec.model, params, hf_config['max_position_embeddings'], dtype)
             unfinished.rename(output_dir)
         finally:
             shutil.rmtree(unfinished, ignore_errors=True)
-    return report
+    return parity_text
 
 
 def write_model_files(
     spec: Spec, params: dict, hf_config: dict[str, Any], tokenizer_path: Path, output_dir: Path, dtype: str
 ) -> None:
-    token_ids = choose_token_ids(spec.data, tokenizer_path.parent)
-    files.write_json(output_dir / files.CONFIG_FILE, hf_config | token_ids | dict(dtype=dtype, torch_dtype=dtype))
+    """Write the config, the weights and the tokenizer.
+
+    Texts begin with BOS if documents did in training, and otherwise with the token that ends texts.
+    """
+    data = spec.data
+    token_ids = dict(
+        bos_token_id=data.fixed_token if data.bos == 'documents' else data.end_token, eos_token_id=data.end_token
+    )
+    files.write_json(output_dir / files.CONFIG_FILE, hf_config | token_ids | dict(dtype=dtype))
     files.write_arrays(output_dir / files.MODEL_FILE, convert_params(spec.model, params, dtype))
     (output_dir / TOKENIZER_FILE).write_bytes(tokenizer_path.read_bytes())
     id_to_token = tokens.load_tokenizer(tokenizer_path).id_to_token
-    bos_and_eos = [get_first_id(token_ids.get(key)) for key in TOKEN_ID_KEYS]
-    bos_token, eos_token = (None if token_id is None else id_to_token(token_id) for token_id in bos_and_eos)
     default_files = {
         'tokenizer_config.json': dict(
-            tokenizer_class=TOKENIZER_CLASS,
-            bos_token=bos_token,
-            eos_token=eos_token,
+            tokenizer_class='PreTrainedTokenizerFast',
+            bos_token=id_to_token(token_ids['bos_token_id']),
+            eos_token=id_to_token(token_ids['eos_token_id']),
             model_max_length=hf_config['max_position_embeddings'],
-            clean_up_tokenization_spaces=False,
             model_input_names=['input_ids', 'attention_mask'],
         ),
         'generation_config.json': token_ids,
@@ -780,12 +560,71 @@ def write_model_files(
             files.write_json(output_dir / name, default_files[name])
 
 
-def round_params(model: spec.ModelConfig, params: dict, dtype: str) -> dict:
-    """Return parameters in float32 after rounding to the dtype of the exported files."""
-    parameters = list_parameters(model)
+# Parity
 
-    def round_leaf(path: tuple, leaf: np.ndarray) -> np.ndarray:
-        offset = np.float32(parameters[jax.tree_util.keystr(path, simple=True, separator='.')].offset)
-        return (leaf - offset).astype(jnp.dtype(dtype)).astype('float32') + offset
+# The tolerance is relative to the largest logit, at least 1. Rounding errors of float32 grow with the number of
+# layers, so that it is scaled by layers / SHALLOW_LAYERS above that number.
+RELATIVE_TOLERANCE, SHALLOW_LAYERS = 1e-5, 4
+MIN_TOKENS, MAX_TOKENS = 64, 1024  # that are compared
 
-    return jax.tree_util.tree_map_with_path(round_leaf, params)
+
+def check_parity(model_dir: Path, model: ModelConfig, params: dict, length: int, dtype: str) -> str:
+    """Compare a model directory with our model of these parameters; return the largest differences as text.
+
+    Raises:
+        UserError: The logits or the attention weights differ.
+    """
+    num_tokens = min(length, max(MIN_TOKENS, min((model.mask.window or 0) + 8, MAX_TOKENS)))  # beyond the window
+    ids_BT = np.random.default_rng(0).integers(0, model.vocabulary, (2, num_tokens)).astype(np.int32)
+    if dtype != 'float32':  # the parameters have been rounded
+        params = read_params(model, files.SafetensorsReader(model_dir), str(model_dir))
+    own_outputs = compute_with_sinklab(model, params, ids_BT)
+    hf_outputs = compute_with_transformers(model_dir, ids_BT)
+    differences = [
+        float(np.abs(value - reference).max()) for value, reference in zip(own_outputs, hf_outputs, strict=True)
+    ]
+    largest_logit = float(np.abs(own_outputs[0]).max())
+    allowed = RELATIVE_TOLERANCE * max(1.0, largest_logit) * max(1.0, model.layers / SHALLOW_LAYERS)
+    text = (
+        f'logits within {differences[0]:.1e} and attention within {differences[1]:.1e} of transformers '
+        f'{import_hf_library("transformers").__version__}'
+    )
+    if not all(difference <= allowed for difference in differences):
+        raise UserError(f'{text}, but {allowed:.1e} is allowed; the files are not this model, and were deleted')
+    return text
+
+
+def compute_with_sinklab(model: ModelConfig, params: dict, ids_BT: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return (logits_BTV, attention_LBHTS) in float32; each sequence is one document."""
+    mask = dataclasses.replace(model.mask, document=False)
+    model = dataclasses.replace(model, dtype='float32', mask=mask)
+    graph, _ = nnx.split(nnx.eval_shape(lambda: Transformer(model, ids_BT.shape[1], nnx.Rngs(0))))
+
+    @jax.jit
+    def forward_fn(params: dict, ids_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
+        logits_BTV, intermediates = nnx.merge(graph, params)(ids_BT, capture=True)
+        return logits_BTV, intermediates.attention_BHTS
+
+    return tuple(map(np.asarray, forward_fn(params, ids_BT)))
+
+
+def compute_with_transformers(model_dir: Path, ids_BT: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return (logits_BTV, attention_LBHTS) of transformers.
+
+    Attention is eager: no other implementation returns the weights.
+    """
+    torch, transformers = import_hf_library('torch'), import_hf_library('transformers')
+    options = dict(attn_implementation='eager', dtype=torch.float32, local_files_only=True, use_safetensors=True)
+    with suppress_transformers_logs(transformers):
+        model, loading_info = transformers.AutoModelForCausalLM.from_pretrained(
+            model_dir,
+            output_loading_info=True,
+            trust_remote_code=False,  # if it is not given, transformers asks on the terminal
+            **options,
+        )
+    if problems := {key: sorted(map(str, value)) for key, value in loading_info.items() if value}:
+        raise UserError(f'transformers reads {model_dir} with {problems}')
+    with torch.no_grad():
+        token_ids = torch.from_numpy(ids_BT.astype(np.int64))
+        outputs = model.eval()(input_ids=token_ids, output_attentions=True, use_cache=False)
+    return outputs.logits.numpy(), np.stack([layer.numpy() for layer in outputs.attentions])

@@ -5,8 +5,8 @@ import hashlib
 import importlib
 import json
 import math
+import os
 import re
-import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -40,13 +40,28 @@ def import_hf_library(name: str) -> Any:
         raise UserError(f'this needs {name.partition(".")[0]}; install it: {format_extra_command("hf")}') from error
 
 
+@contextlib.contextmanager
+def suppress_transformers_logs(transformers: Any) -> Iterator[None]:
+    """Turn off progress bars and warnings of transformers."""
+    logging = transformers.utils.logging
+    verbosity, has_progress_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(verbosity)
+        if has_progress_bars:
+            logging.enable_progress_bar()
+
+
 def fetch_model_dir(model_ref: str) -> Path:
     """Return the directory of hf:PATH, or fetch hf:ORG/NAME from the hub.
 
     A directory with an adapter is refused: whether transformers adds the adapter to the weights, silently, depends on
     whether peft is installed.
     """
-    name = model_ref.removeprefix(HF_PREFIX)
+    name = os.path.expanduser(model_ref.removeprefix(HF_PREFIX))
     model_dir = Path(name) if Path(name).is_dir() else download_model_dir(model_ref)
     if (model_dir / ADAPTER_FILE).exists():
         raise UserError(
@@ -58,11 +73,10 @@ def fetch_model_dir(model_ref: str) -> Path:
 
 def download_model_dir(model_ref: str) -> Path:
     name = model_ref.removeprefix(HF_PREFIX)
-    if Path(name).is_file() and name.endswith('.gguf'):
-        raise UserError(f'{model_ref} is a file; give {GGUF_PREFIX}{name}')
-    if not model_ref.startswith(HF_PREFIX) or not re.fullmatch(r'[\w-]+/[\w.-]+', name):
+    if not model_ref.startswith(HF_PREFIX) or not re.fullmatch(r'[\w-]+/[\w.-]+', name) or Path(name).is_file():
         raise UserError(
-            f'{model_ref} is not a folder; give hf:PATH, a folder with {CONFIG_FILE}, or hf:ORG/NAME on the hub'
+            f'{model_ref} is not a folder; give hf:PATH, a folder with {CONFIG_FILE}, hf:ORG/NAME on the hub, or '
+            f'{GGUF_PREFIX}FILE'
         )
     hub = import_hf_library('huggingface_hub')
     try:
@@ -79,16 +93,6 @@ def check_memory(num_bytes: int, num_parameters: int, model_ref: str, dtype: str
         raise UserError(
             f'{model_ref} needs {num_bytes / 1e9:.1f} GB of memory for {num_parameters:,} parameters in {dtype}, and '
             f'{available / 1e9:.1f} GB are available; close other programs, or give a smaller model'
-        )
-
-
-def check_disk_space(root: Path, num_bytes: int, model_ref: str) -> None:
-    """Refuse to write float32 weights of `num_bytes` into the cache if the disk has less space."""
-    free = shutil.disk_usage(root).free
-    if num_bytes > free:
-        raise UserError(
-            f'{model_ref} needs {num_bytes / 1e9:.1f} GB for its weights in float32, and {root} has {free / 1e9:.1f} '
-            'GB free; make room, or set SINKLAB_CACHE to a folder on another disk'
         )
 
 
@@ -186,28 +190,16 @@ def write_json(path: Path, content: dict) -> None:
     path.write_text(json.dumps(content, indent=2) + '\n', encoding='utf-8')
 
 
-def expand_user(path: str) -> Path:
-    """Replace ~ or ~USER by the home folder; raise UserError if there is no such user."""
-    try:
-        return Path(path).expanduser()
-    except RuntimeError as error:
-        raise UserError(f'{path} begins with ~, and that user has no home folder; give the whole path') from error
-
-
-def find_model_dir(path_or_id: str) -> Path:
-    """Return the directory of a local model, or fetch the files of a model of the Hugging Face hub.
+def find_model_dir(model_ref: str) -> Path:
+    """Return the directory of hf:PATH, or fetch the files of hf:ORG/NAME, a model of the Hugging Face hub.
 
     Raises:
-        UserError: The directory holds a run of sinklab, no config.json, or weights that are not safetensors.
+        UserError: The directory holds no config.json, or weights that are not safetensors.
     """
-    model_dir = fetch_model_dir(f'{HF_PREFIX}{expand_user(path_or_id)}')
-    if (model_dir / 'row.json').exists():
-        raise UserError(f'{model_dir} contains a run of sinklab; remove hf:')
+    model_dir = fetch_model_dir(model_ref)
     if not (model_dir / CONFIG_FILE).exists():
-        if gguf_file := min(model_dir.glob('*.gguf'), default=None):
-            raise UserError(f'{model_dir} has no {CONFIG_FILE}, but a GGUF file; give {GGUF_PREFIX}{gguf_file}')
         raise UserError(
-            f'{model_dir} contains no open model (no {CONFIG_FILE}); give a transformers folder, or a run'
+            f'{model_dir} has no {CONFIG_FILE}; give a transformers folder, {GGUF_PREFIX}FILE, or a run without hf:'
         )
     list_weight_files(model_dir)
     return model_dir

@@ -35,8 +35,6 @@ from sinklab.model.layers import (
     INITIALIZATIONS,
     Gate,
     Identity,
-    JointRMSNorm,
-    RMSNorm,
     make_norm,
     make_normal_param,
 )
@@ -287,12 +285,6 @@ def make_projection_bias(
     return ProjectionBias((num_heads, width), head_axis) if model.qkv_bias else Identity()
 
 
-def make_qk_norm(model: spec.ModelConfig, num_heads: int, head_axis: str) -> RMSNorm | JointRMSNorm | Identity:
-    if model.qk_norm_joint:
-        return JointRMSNorm(num_heads, model.head_width, model.norm_epsilon, head_axis)
-    return make_norm(model.qk_norm, model, model.head_width)
-
-
 class SelfAttention(nnx.Module):
     """Self-attention layer: sum over heads of attend(x W_Q, x W_K, x W_V) W_O.
 
@@ -317,8 +309,8 @@ class SelfAttention(nnx.Module):
         std = init.attention_output(model, num_output_heads * value_width)
         output_args = (num_output_heads, value_width, model.width), std, (axis, 'head_width', 'embed')
         self.output_HKD = make_normal_param(rngs, *output_args, inputs=2)
-        self.query_norm = make_qk_norm(model, model.heads, 'heads')
-        self.key_norm = make_qk_norm(model, model.num_kv_heads, kv_axis)
+        self.query_norm = make_norm(model.qk_norm, model, width)
+        self.key_norm = make_norm(model.qk_norm, model, width)
         self.feature_map = FEATURE_MAPS[model.attention.feature_map](model, rngs)
         self.columns = LEARNED_KV_KINDS[model.columns.kind](model, value_width, rngs)
         self.num_attended_kv_heads = count_attended_kv_heads(model)

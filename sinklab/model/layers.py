@@ -103,19 +103,6 @@ class RMSNorm(nnx.Module):
         return (x * self.gain_D[...]).astype(x_BTD.dtype)
 
 
-class JointRMSNorm(nnx.Module):
-    """RMSNorm of the queries or keys of all heads together, with a gain for each dimension of each head (OLMo 2)."""
-
-    def __init__(self, heads: int, width: int, epsilon: float, head_axis: str):
-        self.epsilon = epsilon
-        self.gain_HK = nnx.Param(jnp.ones((heads, width)), axes=(head_axis, 'head_width'), inputs=None)
-
-    def __call__(self, x_BTHK: jax.Array) -> jax.Array:
-        x = x_BTHK.astype(jnp.float32)
-        x *= jax.lax.rsqrt(jnp.mean(x**2, (-2, -1), keepdims=True) + self.epsilon)
-        return (x * self.gain_HK[...]).astype(x_BTHK.dtype)
-
-
 class Identity(nnx.Module):
     """The identity, in place of a norm or a bias that the config switches off."""
 

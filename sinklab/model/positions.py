@@ -58,7 +58,7 @@ class LearnedPosition(PositionEncoding):
 class RotaryPosition(PositionEncoding):
     """RoPE (Su et al., 2021), half-split: dimensions i and i + K/2 rotate by t * base^(-2i/K).
 
-    RoPE scaling lowers these frequencies, and YaRN multiplies rotated vectors by `attention_factor`.
+    RoPE scaling lowers these frequencies.
     """
 
     def __init__(self, model, length, rngs):
@@ -67,10 +67,7 @@ class RotaryPosition(PositionEncoding):
     def rotate(self, x_BTHK, position_BT):
         frequency_K = compute_frequencies(x_BTHK.shape[-1], self.rotary.base)
         angle = (position_BT[..., None] * ROPE_SCALINGS[self.rotary.scaling](frequency_K, self.rotary))[:, :, None]
-        cos, sin = jnp.cos(angle), jnp.sin(angle)
-        if self.rotary.attention_factor is not None:
-            cos, sin = cos * self.rotary.attention_factor, sin * self.rotary.attention_factor
-        return rotate_halves(x_BTHK, cos, sin)
+        return rotate_halves(x_BTHK, jnp.cos(angle), jnp.sin(angle))
 
 
 @jax.custom_vjp
@@ -197,22 +194,6 @@ def scale_llama3_frequencies(frequency_K: jax.Array, rotary: spec.RotaryConfig) 
     return (1 - unscaled_share_K) * frequency_K / rotary.factor + unscaled_share_K * frequency_K
 
 
-def scale_yarn_frequencies(frequency_K: jax.Array, rotary: spec.RotaryConfig) -> jax.Array:
-    """Scale low frequencies by 1 / factor: "NTK-by-parts" of YaRN (Peng et al., 2023).
-
-    The frequencies from that with `fast` turns in `length` tokens to that with `slow` turns are interpolated linearly
-    in their index, whose bounds are rounded outwards as in transformers.
-    """
-    width = 2 * len(frequency_K)
-    fast, slow = (
-        width * np.log(rotary.length / (2 * np.pi * turns)) / (2 * np.log(rotary.base))
-        for turns in (rotary.fast, rotary.slow)
-    )
-    first, last = max(np.floor(fast), 0), min(np.ceil(slow), width - 1)
-    scaled_share_K = jnp.clip((jnp.arange(width // 2) - first) / (last - first or 1e-3), 0, 1)
-    return scaled_share_K * frequency_K / rotary.factor + (1 - scaled_share_K) * frequency_K
-
-
 def compute_buckets(distance: jax.Array, floor_first: bool = False) -> jax.Array:
     """Compute buckets of distances in float32: exact below 16, logarithmic to 128, one for the rest."""
     exact = NUM_BUCKETS // 2
@@ -237,7 +218,6 @@ ROPE_SCALINGS = {
     'none': keep_frequencies,
     'linear': scale_frequencies_linearly,
     'llama3': scale_llama3_frequencies,
-    'yarn': scale_yarn_frequencies,
 }
 POSITIONS = {
     'none': PositionEncoding,

@@ -199,8 +199,6 @@ def digest_array(array: object) -> str:
 # Fields that were added after digests of configs were recorded. Digests leave them out if they have their defaults.
 ADDED_FIELDS = (
     'model.global_layers',
-    'model.qk_norm_joint',
-    'model.rotary.attention_factor',
     'model.scaled_embedding',
 )
 
