@@ -45,12 +45,12 @@ def run_round(train_state: dict) -> dict[str, float]:
         checkpointer.save(1, train_state)  # warm-up: the first save imports and compiles
         checkpointer.wait_until_finished()
         save_call_seconds = time_call(lambda: checkpointer.save(2, train_state))
-        checkpointer.wait_until_finished()
+        save_seconds = save_call_seconds + time_call(checkpointer.wait_until_finished)
         gigabytes = compute_size(run_dir.checkpoint_dir / '2') / 1e9
         seconds = {
             'save, until the call returns': save_call_seconds,
-            'save, until its digests are written': checkpointer.save_seconds,
-            'digests': time_call(lambda: digests.write_digests(run_dir.checkpoint_dir / '2', 0, 1, 0.0)),
+            'save, until its digests are written': save_seconds,
+            'digests': time_call(lambda: digests.write_digests(run_dir.checkpoint_dir / '2', 0, 1)),
             'verification': time_call(checkpointer.choose_sound_step),
             'restore': time_call(lambda: jax.block_until_ready(checkpointer.restore(2, abstract))),
             'check for a save error': time_call(checkpointer.raise_save_error),

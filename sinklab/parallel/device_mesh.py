@@ -194,19 +194,3 @@ def factor_into_rings(coords: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
 
 def count_changed_coords(first: Sequence[int], second: Sequence[int]) -> int:
     return sum(a != b for a, b in zip(first, second, strict=True))
-
-
-def find_crossed_boundaries(mesh: jax.sharding.Mesh) -> dict[str, str]:
-    """Return whether each axis of more than one device crosses slices, hosts, or neither."""
-    lines = {
-        axis: np.moveaxis(mesh.devices, index, 0).reshape(mesh.shape[axis], -1).T
-        for index, axis in enumerate(MESH_AXES)
-    }
-    return {axis: find_crossed_boundary(axis_lines) for axis, axis_lines in lines.items() if mesh.shape[axis] > 1}
-
-
-def find_crossed_boundary(lines: Sequence[Sequence[jax.Device]]) -> str:
-    for attribute, name in (('slice_index', 'slices'), ('process_index', 'hosts')):
-        if any(len({getattr(device, attribute, 0) for device in line}) > 1 for line in lines):
-            return name
-    return 'devices'
