@@ -5,7 +5,6 @@ import dataclasses
 import http.client
 import http.server
 import json
-import re
 import signal
 import socket
 import subprocess
@@ -36,31 +35,13 @@ def get_variables(url: str) -> dict[str, str]:
 class Request:
     method: str
     path: str  # with its query, decoded
-    request_bytes: int  # size of the body
-    response_bytes: int
-
-    object_names: tuple[str, ...] = ()  # names of objects in the body
-
-    @property
-    def is_write(self) -> bool:
-        return self.method not in ('GET', 'HEAD')
-
-    @property
-    def path_and_names(self) -> str:
-        return ' '.join((self.path, *self.object_names))
 
 
 @dataclasses.dataclass
 class Answer:
-    """Treatment of a request that the proxy does not simply forward."""
+    """Answer to a request that the proxy does not forward."""
 
-    status: int | None = None  # replaces the status of the storage
-    text: str = ''  # body for `status`
-    delay_seconds: float = 0.0  # delay before the answer
-    max_sent_bytes: int | None = None  # bytes of the content sent before the connection is closed
-    close_delay_seconds: float = 0.0  # delay before the connection is closed
-    is_dropped: bool = False  # the storage receives the request, but its answer is dropped
-    max_read_bytes: int | None = None  # bytes of the body read before the connection is closed; the storage gets none
+    status: int
 
 
 Rule = Callable[[str, str], Answer | None]  # takes the method and the path of a request
@@ -98,23 +79,10 @@ class Proxy:
 
     def handle(self, handler: http.server.BaseHTTPRequestHandler, emulator_port: int) -> None:
         path = urllib.parse.unquote(handler.path)
-        answer = next(filter(None, (rule(handler.command, path) for rule in self.rules)), Answer())
-        if answer.max_read_bytes is not None:
-            handler.rfile.read(min(answer.max_read_bytes, int(handler.headers.get('Content-Length') or 0)))
-            time.sleep(answer.close_delay_seconds)
-            self.requests.append(Request(handler.command, path, answer.max_read_bytes, 0))
-            drop_connection(handler)
-            return
+        answer = next(filter(None, (rule(handler.command, path) for rule in self.rules)), None)
         body = read_body(handler)
-        time.sleep(answer.delay_seconds)
-        if answer.status:
-            status, headers, content = answer.status, [], answer.text.encode()
-        else:
-            status, headers, content = self.forward(handler, emulator_port, body)
-        self.requests.append(Request(handler.command, path, len(body), len(content), find_object_names(path, body)))
-        if answer.is_dropped:
-            drop_connection(handler)
-            return
+        status, headers, content = (answer.status, [], b'') if answer else self.forward(handler, emulator_port, body)
+        self.requests.append(Request(handler.command, path))
         handler.send_response(status)
         for name, value in headers:
             if name.lower() not in ('transfer-encoding', 'content-length', 'connection', 'server', 'date'):
@@ -123,11 +91,7 @@ class Proxy:
         handler.send_header('Content-Length', length if handler.command == 'HEAD' and length else str(len(content)))
         handler.end_headers()
         if handler.command != 'HEAD':
-            handler.wfile.write(content[: answer.max_sent_bytes])
-        if answer.max_sent_bytes is not None and len(content) > answer.max_sent_bytes:
-            handler.wfile.flush()
-            time.sleep(answer.close_delay_seconds)
-            drop_connection(handler)
+            handler.wfile.write(content)
 
     def forward(self, handler: http.server.BaseHTTPRequestHandler, emulator_port: int, body: bytes) -> tuple:
         """Forward a request, and return (status, headers, content) of the answer."""
@@ -146,28 +110,6 @@ class Proxy:
             yield
         finally:
             self.rules.remove(rule)
-
-    def count_requests(self, path: str = '', **fields: object) -> int:
-        """Count the requests whose path contains a text and whose fields have the given values."""
-        return len(self.find_requests(path, **fields))
-
-    def find_requests(self, path: str = '', **fields: object) -> list[Request]:
-        return [
-            request
-            for request in self.requests
-            if path in request.path and all(getattr(request, name) == value for name, value in fields.items())
-        ]
-
-
-def find_object_names(path: str, body: bytes) -> tuple[str, ...]:
-    """Return the objects that the body of a request names: one, if it is uploaded with its metadata."""
-    matches = re.findall(rb'"name": "([^"]+)"', body[:1000]) if 'uploadType=multipart' in path else []
-    return tuple(name.decode() for name in matches)
-
-
-def drop_connection(handler: http.server.BaseHTTPRequestHandler) -> None:
-    handler.close_connection = True
-    handler.connection.shutdown(socket.SHUT_RDWR)
 
 
 def read_body(handler: http.server.BaseHTTPRequestHandler) -> bytes:
@@ -219,11 +161,6 @@ class Emulator:
         self.proxy.requests.clear()
         self.proxy.rules.clear()
         return Bucket(f'gs://{name}', self.proxy, get_variables(self.proxy.url))
-
-    def add_proxy(self, bucket: Bucket) -> Bucket:
-        """Return the same bucket behind another proxy, which records its requests separately."""
-        proxy = Proxy(self.port)
-        return Bucket(bucket.url, proxy, get_variables(proxy.url))
 
     def close(self) -> None:
         if self.process:
