@@ -1,6 +1,5 @@
 """Files and folders on a disk and in a bucket: atomic writes, checked reads, exclusive use."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -122,7 +121,7 @@ def test_invalid_url_is_refused(url):
         parse_path(url)
 
 
-@pytest.mark.parametrize('name', ['a[x]', 'a\\b', 'a*', 'a?', os.fsdecode(b'\xff')], ids=ascii)
+@pytest.mark.parametrize('name', ['a[x]', 'a\\b', 'a*', 'a?'])
 def test_path_that_orbax_cannot_read_is_refused(tmp_path, name):
     check_checkpoint_path(tmp_path / ' ]{}%20#~|:;&\'"$!@=+,()ü日')
     with pytest.raises(UserError):

@@ -60,14 +60,12 @@ def summarize_newest_attempt(run_dir: RunDir, attempts: list[dict[str, Any]]) ->
         attempts: The attempts in environment.json, the newest one last.
 
     Returns:
-        The step at which the newest attempt started; the attention backends of all attempts as text, the newest
-        first; and the lines about changes, with the lineage if a fork starts with this attempt.
+        The step at which it started, its attention backend, and the lines about changes, with the lineage if a fork
+        starts with this attempt.
     """
-    step = attempts[-1]['step']
-    changes = attempts[-1].get('changes', [])
-    attention_backends = dict.fromkeys(attempt['attention'] for attempt in reversed(attempts))
-    lineage_lines = format_fork(run_dir.read_lineage()) if step == run_dir.read_start_step() else []
-    return step, ', earlier '.join(attention_backends), [*lineage_lines, *changes]
+    attempt = attempts[-1]
+    lineage_lines = format_fork(run_dir.read_lineage()) if attempt['step'] == run_dir.read_start_step() else []
+    return attempt['step'], attempt['attention'], [*lineage_lines, *attempt.get('changes', [])]
 
 
 # A function (step, metrics, state) -> new metrics, or None, which all processes of a run call after the same step, so

@@ -443,8 +443,9 @@ def initialize_run_dir(
 
 def read_resume_record(run_dir: RunDir, resume_step: int) -> tuple[list[str], float]:
     """Return the names of the metrics that are logged at a step, and the seconds that the run took to reach it."""
-    record = next((record for record in run_dir.read_records() if record['step'] == resume_step), {})
-    return list(record), run_dir.read_elapsed_seconds(resume_step)
+    records = [record for record in run_dir.read_records() if record['step'] <= resume_step]
+    names = [name for record in records if record['step'] == resume_step for name in record]
+    return names, max((record.get('seconds', 0.0) for record in records), default=0.0)
 
 
 def record_attempt(
