@@ -106,19 +106,6 @@ def test_train_keeps_cpu_device_count_of_environment(config_dir, tmp_path, monke
     assert '1 devices' in completed.stderr
 
 
-@pytest.mark.slow
-def test_train_computes_large_batch_in_parts_on_cpu_unless_micro_batch_is_given(config_dir, tmp_path):
-    given = [f'--config={config_dir}/mine.py:softmax', '--size=smoke', '--config.optimizer.batch_size=136']
-    for name, options in dict(default=[], given=['--micro_batch=none']).items():
-        completed = run_sinklab(config_dir, 'train', *given, *options, f'--workdir={tmp_path}/{name}')
-        assert completed.returncode == 0, completed.stderr
-    environments = [RunDir(tmp_path / name).read_environment() for name in ('default', 'given')]
-    assert [environment['layout']['micro_batch'] for environment in environments] == [68, None]
-    assert [environment['attempts'][0]['micro_batch'] for environment in environments] == [68, 136]
-    for default, given in zip(read_records(tmp_path / 'default'), read_records(tmp_path / 'given'), strict=True):
-        assert default == pytest.approx(given, rel=1e-4, abs=1e-5)
-
-
 @pytest.mark.exhaustive
 def test_sweep_results_do_not_depend_on_jobs(config_dir, tmp_path):
     options = [f'--config={config_dir}/mine.py', '--rows=softmax,sigmoid', '--size=smoke', '--seeds=1', '--json']
@@ -194,17 +181,3 @@ def test_claims_trains_required_rows_and_judges_each_claim(claims_run):
     assert {folder.name for folder in path.iterdir() if folder.is_dir()} == {
         f'mine.{row}-{seed}' for row in ('softmax', 'sigmoid', 'wild') for seed in range(NUM_SEEDS)
     }
-
-
-@pytest.mark.exhaustive
-def test_claims_resumes_without_repeating_finished_runs(config_dir, claims_run):
-    path, _ = claims_run
-    modification_times = {file: file.stat().st_mtime_ns for file in path.rglob('metrics.jsonl')}
-    completed = run_sinklab(config_dir, 'claims', 'more', *make_claims_options(config_dir, path), '--json')
-    assert completed.returncode == 0, completed.stderr
-    assert 'before' in completed.stderr
-    assert modification_times == {file: file.stat().st_mtime_ns for file in path.rglob('metrics.jsonl')}
-    saved_runs = json.loads((path / 'claims.json').read_text())['runs']
-    assert {row.rpartition(':')[2]: [*seeds] for row, seeds in saved_runs.items()} == {
-        row: [*map(str, range(NUM_SEEDS))] for row in ('softmax', 'sigmoid', 'wild')
-    }, 'results of other claims are kept'

@@ -76,14 +76,6 @@ def test_fork_resumes_without_parent(capsys, parent, tmp_path):
     assert f'--from={tmp_path}/parent@8' in stderr
 
 
-@pytest.mark.slow
-def test_fork_without_step_starts_at_newest_checkpoint(capsys, parent, tmp_path):
-    arguments = [f'--from={parent}', f'--workdir={tmp_path}/fork', '--config.optimizer.steps=10']
-    assert run_train(capsys, *arguments)[0] == 0
-    assert RunDir(tmp_path / 'fork').read_lineage()['step'] == 8
-    assert resolve_parent(str(parent), RunDir(tmp_path / 'fork')).step == 8
-
-
 def resolve_parent(from_flag, child):
     """Return the run folder, the step and the part that --from names."""
     flag = train.parse_from_flag(from_flag)

@@ -76,7 +76,7 @@ def resolve_path(path: Path) -> Path:
 
 
 def check_checkpoint_path(path: Path) -> None:
-    """Raise UserError for a folder from which Orbax could not restore checkpoints, as its `glob` would not find them."""
+    """Raise UserError for a folder in which the `glob` of Orbax would not find checkpoints."""
     absolute_path = os.fspath(make_absolute(path))
     if any(char in absolute_path for char in PATTERN_CHARS):
         raise UserError(
