@@ -225,10 +225,10 @@ def choose_resume_point(checkpointer: Checkpointer, origin: warm_start.WarmStart
     sound_step, damage_lines = checkpointer.choose_sound_step()
     if sound_step is not None:
         return ResumePoint(start_step, sound_step, True, False, damage_lines)
-    is_fork = run_on_all_or_raise(group, lambda: warm_start.needs_origin(origin, run_dir))
-    if is_fork:
+    if lineage := broadcast_from_primary(group, run_dir.read_lineage):
+        warm_start.require_origin(origin, run_dir, lineage)
         warm_start.verify_origin(origin, group)
-    return ResumePoint(start_step, start_step, False, is_fork, damage_lines)
+    return ResumePoint(start_step, start_step, False, bool(lineage), damage_lines)
 
 
 class DueWork(NamedTuple):

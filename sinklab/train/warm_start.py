@@ -143,13 +143,11 @@ def find_data_differences(origin: WarmStart, changes: list[str], data_fingerprin
     return data_differences or format_differences(origin_data, new_data)
 
 
-def needs_origin(origin: WarmStart | None, run_dir: RunDir) -> bool:
-    """Return whether a run without a checkpoint is a fork; raise UserError if it is, and no origin is given."""
-    lineage = run_dir.read_lineage()
-    if lineage and origin is None:
+def require_origin(origin: WarmStart | None, run_dir: RunDir, lineage: dict) -> None:
+    """Raise UserError if a fork has no checkpoint, and no origin is given."""
+    if origin is None:
         parent = format_run_ref(lineage.get('takes', ''), lineage['run'], lineage['step'])
         raise UserError(f'{run_dir} has no checkpoint and starts from {parent}; give --from again')
-    return bool(lineage)
 
 
 def load_origin_state(origin: WarmStart, spec: Spec, mesh: jax.sharding.Mesh) -> dict:
