@@ -50,8 +50,11 @@ class ProcessGroup:
         from jax.experimental import multihost_utils
 
         num_devices = [len(jax.local_devices(process_index=index)) for index in range(self.process_count)]
-        if len(set(num_devices)) > 1:
-            raise UserError(f'the processes have different numbers of devices, {num_devices}; give the same to all')
+        for index, count in enumerate(num_devices):
+            if count != num_devices[0]:
+                raise UserError(
+                    f'process {index} has {count} devices and process 0 has {num_devices[0]}; give all the same number'
+                )
         data = np.frombuffer(json.dumps(value).encode(), np.uint8)
         sizes = multihost_utils.process_allgather(np.int32(data.size))
         padded = np.zeros(1 << int(sizes.max()).bit_length(), np.uint8)  # few sizes, thus few compiled programs

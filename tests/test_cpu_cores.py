@@ -106,20 +106,6 @@ def test_train_keeps_cpu_device_count_of_environment(config_dir, tmp_path, monke
     assert '1 devices' in completed.stderr
 
 
-@pytest.mark.exhaustive
-def test_sweep_results_do_not_depend_on_jobs(config_dir, tmp_path):
-    options = [f'--config={config_dir}/mine.py', '--rows=softmax,sigmoid', '--size=smoke', '--seeds=1', '--json']
-    tables = []
-    for jobs in (1, 2):
-        completed = run_sinklab(config_dir, 'sweep', *options, f'--jobs={jobs}', f'--workdir={tmp_path}/{jobs}')
-        assert completed.returncode == 0, completed.stderr
-        tables.append(json.loads(completed.stdout))
-    assert tables[0] == tables[1]
-    for folder in ('softmax-0', 'sigmoid-0'):
-        assert read_records(tmp_path / '1' / folder) == read_records(tmp_path / '2' / folder)
-    assert 'sigmoid, seed 0  attention: chunked' in completed.stderr, 'each line names its run'
-
-
 def test_split_cores_partitions_all_cores_among_jobs(monkeypatch):
     monkeypatch.setattr(os, 'sched_getaffinity', lambda _: {0, 2, 3, 5, 7}, raising=False)
     assert sweep.split_cores(1) == [None]

@@ -134,13 +134,6 @@ def test_existing_fork_accepts_only_the_checkpoint_that_it_records(tmp_path, tak
             resolve_parent(from_flag, child)
 
 
-def test_resolve_parent_accepts_folder_name_with_at_sign(tmp_path):
-    make_run_folder(tmp_path / 'run@5', 2, 4)
-    for name, step in (('run@5', 4), ('run@5@2', 2)):
-        parent = resolve_parent(f'{tmp_path}/{name}', RunDir(tmp_path / 'child'))
-        assert (parent.run_dir.path, parent.step) == (tmp_path / 'run@5', step)
-
-
 def test_resolve_parent_splits_prefix_at_first_colon(tmp_path):
     run = make_run_folder(tmp_path / 'a:run', 2, 4)
     for prefix, takes, step in (('params:', 'params', 4), ('', '', 4), ('params:', 'params', 2)):

@@ -5,7 +5,7 @@ import shutil
 
 import numpy as np
 import pytest
-from conftest import make_case_params, make_tiny_spec, replace_operation
+from conftest import make_case_params, make_tiny_spec
 from stores import make_store, write_chat
 from tiny_runs import (
     CrashError,
@@ -24,7 +24,6 @@ from sinklab.config.validate import parse_config
 from sinklab.configs import default, fine_tuning
 from sinklab.data.run_data import load_run_data
 from sinklab.errors import UserError
-from sinklab.report import runs
 from sinklab.run_dir import RunDir
 from sinklab.storage import files
 from sinklab.train import loop, state, step, warm_start
@@ -197,23 +196,6 @@ def test_fork_accepts_changed_data_and_rejects_another_tokenizer(spec, origin, t
     ]
     with pytest.raises(UserError, match=r'--from=params:.*/parent@8 .*tokenizer'):
         warm_start.describe_lineage(origin, spec, folder, dict(data_fingerprint, tokenizer='x'))
-
-
-@pytest.mark.slow
-def test_fork_from_parameters_is_reported_listed_and_forked_again(capsys, parent, spec, origin, tmp_path):
-    path = tmp_path / 'tuned'
-    train(replace_operation(spec, 'sigmoid', 'none'), path, origin)
-    listed_runs = runs.read_runs([str(parent), str(path)])
-    assert [run.name for run in listed_runs] == ['softmax', 'tuned from params:softmax@8']
-    assert listed_runs[1].notes[0].startswith('from params:')
-    capsys.readouterr()
-    for action, text in (('ls', '\n 0 '), ('verify', 'checkpoints/0: sound')):
-        assert main(['checkpoint', action, str(path)]) == 0
-        assert text in capsys.readouterr().out
-    assert main(['checkpoint', 'restore-params', f'{path}@0', f'--out={tmp_path}/params']) == 0
-    second_origin = warm_start.WarmStart(RunDir(path), 0, replace_operation(spec, 'sigmoid', 'none'))
-    train(replace_operation(spec, 'sigmoid', 'none'), tmp_path / 'again', second_origin)
-    assert_same_trees(load_parameters(tmp_path / 'again', 8), load_parameters(path, 8))
 
 
 @pytest.mark.slow

@@ -8,18 +8,16 @@ import os
 import random
 import signal
 import time
-from pathlib import Path
 
 import pytest
 from conftest import make_case_params
 from job import (
-    FAKE_KUBERNETES,
     assert_same_runs,
     get_messages,
     read_outcome,
     read_timeless_records,
 )
-from processes import find_free_port, wait_for_sigterm_handler
+from processes import wait_for_sigterm_handler
 
 from sinklab.run_dir import RunDir
 
@@ -62,17 +60,6 @@ def test_slurm_variables_identify_processes(job_starter, undisturbed_run, tmp_pa
     job_id = random.randrange(4096)
     variables = {'SLURM_JOB_ID': str(job_id), 'SLURM_STEP_NODELIST': 'localhost', 'SLURM_NTASKS': '2'}
     process_overrides = {i: {'PLACED': False, 'SLURM_PROCID': str(i), 'SLURM_LOCALID': str(i)} for i in range(2)}
-    codes, outputs = job_starter(tmp_path / 'run', variables=variables, process_overrides=process_overrides).wait()
-    assert codes == [0, 0], outputs
-    assert_same_runs(tmp_path / 'run', undisturbed_run)
-
-
-@pytest.mark.exhaustive
-def test_jobset_variables_identify_processes(job_starter, undisturbed_run, tmp_path):
-    (tmp_path / 'kubernetes.py').write_text(FAKE_KUBERNETES.replace('ADDRESS', repr(f'127.0.0.1:{find_free_port()}')))
-    path = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])])
-    variables = {'KUBERNETES_SERVICE_HOST': '10.0.0.1', 'PYTHONPATH': path}
-    process_overrides = {i: {'PLACED': False, 'JOB_COMPLETION_INDEX': str(i)} for i in range(2)}
     codes, outputs = job_starter(tmp_path / 'run', variables=variables, process_overrides=process_overrides).wait()
     assert codes == [0, 0], outputs
     assert_same_runs(tmp_path / 'run', undisturbed_run)
