@@ -42,7 +42,7 @@ test-shipped: .venv/test
 # Kill fifty processes, and stop fifty with a signal, each at another moment. This takes most of an hour.
 faults: .venv/test
 	@mkdir -p runs
-	FAULTS_MOMENTS=50 FAULTS_FIGURES=runs/faults.jsonl $(PYTEST) tests/faults
+	FAULTS_MOMENTS=50 $(PYTEST) tests/faults
 
 lint: .venv/test
 	$(BIN)/ruff check .

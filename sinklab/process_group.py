@@ -53,8 +53,7 @@ class ProcessGroup:
         for index, count in enumerate(num_devices):
             if count != num_devices[0]:
                 raise UserError(
-                    f'process {index} differs from process 0 in the number of devices: {count} instead of '
-                    f'{num_devices[0]}; give the same number to all'
+                    f'process {index} has {count} devices and process 0 has {num_devices[0]}; give all the same number'
                 )
         data = np.frombuffer(json.dumps(value).encode(), np.uint8)
         sizes = multihost_utils.process_allgather(np.int32(data.size))
@@ -121,24 +120,10 @@ def join_processes(
 
 
 def check_flags(coordinator: str, processes: int, process: int) -> None:
-    if processes < 1:
-        raise UserError(f'--processes={processes} must be a whole number of at least 1')
     if not 0 <= process < processes:
-        raise UserError(f'--process={process} must be a whole number from 0 to {processes - 1}, below --processes')
-    match = re.fullmatch(r'(\[[0-9a-fA-F:.]+\]|[^\s:\[\]]+):(\d{1,5})', coordinator)
-    if not match or not 0 < int(match[2]) < 65536 or not is_host_name(match[1]):
-        raise UserError(
-            f'--coordinator={coordinator} is not HOST:PORT with a port from 1 to 65535, e.g. '
-            '--coordinator=10.0.0.1:8476'
-        )
-
-
-def is_host_name(text: str) -> bool:
-    """Return whether sockets accept a text as a host name."""
-    try:
-        return bool(text.encode('idna'))
-    except UnicodeError:  # too long, or not UTF-8
-        return False
+        raise UserError(f'--process={process} --processes={processes}: give whole numbers, 0 <= process < processes')
+    if not re.fullmatch(r'(\[[0-9a-fA-F:.]+\]|[^\s:\[\]]+):\d{1,5}', coordinator):
+        raise UserError(f'--coordinator={coordinator} is not HOST:PORT; give e.g. --coordinator=10.0.0.1:8476')
 
 
 def is_in_cluster(environment: Mapping[str, str]) -> bool:
@@ -194,14 +179,18 @@ def all_gather_or_raise(group: ProcessGroup, function: Callable[[], Any]) -> lis
         function: Returns a JSON value, or raises UserError.
 
     Raises:
-        UserError: The function raised it on any process; then all processes raise it.
+        UserError: The function raised it on any process; then all processes raise the first message. It begins with
+            the index of the process unless all have the same.
     """
     try:
-        own_answer = dict(value=function(), refused=None)
+        own_answer = dict(value=function(), error=None)
     except UserError as error:
-        own_answer = dict(value=None, refused=str(error))
+        own_answer = dict(value=None, error=str(error))
     answers = group.all_gather(own_answer)
-    raise_first_error([answer['refused'] for answer in answers])
+    errors = [answer['error'] for answer in answers]
+    for index, error in enumerate(errors):
+        if error:
+            raise UserError(error if set(errors) == {error} else f'process {index}: {error}')
     return [answer['value'] for answer in answers]
 
 
@@ -229,18 +218,6 @@ def broadcast_from_primary(group: ProcessGroup, function: Callable[[], Any]) -> 
     return all_gather_or_raise(group, function if group.process_index == 0 else lambda: None)[0]
 
 
-def raise_first_error(errors: list[str | None]) -> None:
-    """Raise UserError with the first error message of any process, if there is one.
-
-    Args:
-        errors: One message for each process; None: no error. If all processes have the same message, it is raised
-            as it is; otherwise it begins with the index of the process.
-    """
-    index, message = next(((index, message) for index, message in enumerate(errors) if message), (0, None))
-    if message:
-        raise UserError(message if set(errors) == {message} else f'process {index}: {message}')
-
-
 def check_equal_on_all(group: ProcessGroup, values: dict[str, Any]) -> None:
     """Raise UserError if the values differ between processes.
 
@@ -248,23 +225,11 @@ def check_equal_on_all(group: ProcessGroup, values: dict[str, Any]) -> None:
         group: The process group.
         values: {what the user reads in the message: its JSON value}.
     """
-    if mismatch := describe_difference(group.all_gather(values)):
-        raise UserError(f'{mismatch}; start all of them with the same options')
-
-
-def describe_difference(values: list[dict[str, Any]]) -> str | None:
-    """Describe the first difference between process 0 and any other process.
-
-    Args:
-        values: One dict for each process.
-
-    Returns:
-        The text of the message; None if all are equal.
-    """
-    first = values[0]
-    for index, other in enumerate(values):
-        for key in first | other:
-            if (first_value := first.get(key)) != (other_value := other.get(key)):
-                difference = f'{other_value} instead of {first_value}'
-                return f'process {index} differs from process 0 in {key}: {difference}'
-    return None
+    first, *others = group.all_gather(values)
+    for index, other in enumerate(others, 1):
+        for name in first | other:
+            if (value := other.get(name)) != (expected := first.get(name)):
+                raise UserError(
+                    f'process {index} differs from process 0 in {name}: {value} instead of {expected}; '
+                    'start all of them with the same options'
+                )

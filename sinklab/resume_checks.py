@@ -25,8 +25,6 @@ def check_run_dir(run_dir: RunDir, spec: Spec, remedy: str | None = None) -> Non
         remedy: Advice for the case that the folder holds another run; None: give a new folder.
     """
     check_checkpoint_path(run_dir.path)
-    if run_dir.path.is_file():
-        raise UserError(f'{run_dir} is a file; give a folder as --workdir')
     if not run_dir.has_run():
         for path in list_entries(run_dir.path):
             if path.name not in ENTRIES_BEFORE_CONFIG and path.suffix != TEMPORARY_SUFFIX:
@@ -43,8 +41,19 @@ def check_run_dir(run_dir: RunDir, spec: Spec, remedy: str | None = None) -> Non
             f'use commit {run_dir.read_environment().get("commit")}, or {advice}'
         )
     changed = [name for name in new_config if new_config[name] != saved_config[name] and not is_changeable(name)]
-    if changed == [STEPS_FIELD]:
-        check_step_change(run_dir, spec, saved_config[STEPS_FIELD], remedy)
+    if changed == [STEPS_FIELD] and spec.optimizer.schedule in EXTENDABLE_SCHEDULES:
+        reached_steps = [*run_dir.list_checkpoint_steps(), *(record['step'] for record in run_dir.read_records())]
+        if spec.optimizer.steps < (reached_step := max(reached_steps, default=0)):
+            raise UserError(
+                f'{run_dir} is at step {reached_step}, but config.{STEPS_FIELD} is {spec.optimizer.steps}; '
+                f'give at least {reached_step}'
+            )
+    elif changed == [STEPS_FIELD]:
+        raise UserError(
+            f'{run_dir}: the learning rates of a {spec.optimizer.schedule} schedule depend on the number of steps, '
+            f'so config.{STEPS_FIELD} cannot change from {saved_config[STEPS_FIELD]} to {spec.optimizer.steps}; fork '
+            f'the run with {shlex.quote(f"--from={run_dir}")}, or {advice}'
+        )
     elif changed:
         differences = '; '.join(format_differences(saved_config, new_config))
         raise UserError(f'{run_dir} contains another run ({differences}); {advice}')
@@ -64,33 +73,3 @@ def load_flat_configs(run_dir: RunDir, spec: Spec) -> tuple[dict, dict]:
 def list_changes(run_dir: RunDir, spec: Spec) -> list[str]:
     """Return the config fields that differ from the saved config of the run."""
     return format_differences(*load_flat_configs(run_dir, spec))
-
-
-def check_step_change(run_dir: RunDir, spec: Spec, saved_steps: int, remedy: str | None = None) -> None:
-    """Raise UserError if a new number of steps would change steps that are already done.
-
-    Args:
-        run_dir: The folder of the run.
-        spec: The spec with the new number of steps.
-        saved_steps: The number of steps in the saved config.
-        remedy: Advice for the case that the schedule cannot be extended; None: fork the run or give a new folder.
-    """
-    steps, schedule = spec.optimizer.steps, spec.optimizer.schedule
-    checkpoint_steps = run_dir.list_checkpoint_steps()
-    if schedule not in EXTENDABLE_SCHEDULES:
-        fork = (
-            [f'--from={run_dir}@{checkpoint_steps[-1]}', f'--config.{STEPS_FIELD}={steps}']
-            if checkpoint_steps
-            else []
-        )
-        options = shlex.join([*fork, f'--workdir={run_dir}-2'])
-        advice = f'{"fork it" if fork else "give a new folder"}: {options}'
-        raise UserError(
-            f'{run_dir}: the learning rates of a {schedule} schedule depend on the number of steps, so '
-            f'config.{STEPS_FIELD} cannot change from {saved_steps} to {steps}; {remedy or advice}'
-        )
-    reached_step = max([*checkpoint_steps, *(record['step'] for record in run_dir.read_records())], default=0)
-    if steps < reached_step:
-        raise UserError(
-            f'{run_dir} is at step {reached_step}, but config.{STEPS_FIELD} is {steps}; give at least {reached_step}'
-        )

@@ -189,12 +189,6 @@ class RunDir:
         """Return whether metrics.jsonl has a validation loss at a step; a finished run has one at its last step."""
         return any(record['step'] == step and 'valid/loss' in record for record in self.read_records())
 
-    def read_elapsed_seconds(self, step: int) -> float:
-        """Read how many seconds the run had taken when it reached a step; 0.0 if there is no record."""
-        return max(
-            (record.get('seconds', 0.0) for record in self.read_records() if record['step'] <= step), default=0.0
-        )
-
 
 class MetricsWriter:
     """Writer of metrics.jsonl: appends to the file on a disk, and for a bucket to a local copy that it uploads.

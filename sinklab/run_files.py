@@ -71,7 +71,6 @@ class FileDigests(Struct):
     """digests_PROCESS.json of a checkpoint: the files that one process has saved, {name: (bytes, digest)}."""
 
     processes: Annotated[int, Meta(ge=1, lt=2**20)]
-    seconds: float
     files: dict[str, tuple[int, str]]
 
 

@@ -99,16 +99,12 @@ def make_missing_run_error(run_ref: str, accepts_hf_models: bool = False) -> Use
         model_ref = GGUF_PREFIX + run_ref
     elif is_hf_model(RunDir(run_ref)) or (accepts_hf_models and re.fullmatch(r'[\w-]+/[\w.-]+', run_ref)):
         model_ref = HF_PREFIX + run_ref
+    if model_ref and not accepts_hf_models:
+        command = shlex.join(['sinklab', 'checkpoint', 'import', model_ref, '--out=runs/imported'])
+        return UserError(f'{run_ref} is an open model, and a run is needed; make one with {command}')
     problem = 'contains no run' if RunDir(run_ref).path.exists() else 'does not exist'
-    if model_ref is None:
-        others = f', or {HF_PREFIX}PATH_OR_ID for an open model' if accepts_hf_models else ''
-        return UserError(f'{run_ref} {problem}; give the folder of a run{others}')
-    if accepts_hf_models:
-        return UserError(
-            f'{run_ref} {problem}; give the folder of a run, or {shlex.quote(model_ref)} for an open model'
-        )
-    import_command = shlex.join(['sinklab', 'checkpoint', 'import', model_ref, '--out=runs/imported'])
-    return UserError(f'{run_ref} is an open model, and a run is needed; make one with {import_command}')
+    open_model = f', or {shlex.quote(model_ref or "hf:PATH_OR_ID")} for an open model' if accepts_hf_models else ''
+    return UserError(f'{run_ref} {problem}; give the folder of a run{open_model}')
 
 
 def is_hf_model(run_dir: RunDir) -> bool:

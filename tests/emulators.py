@@ -5,7 +5,6 @@ import dataclasses
 import http.client
 import http.server
 import json
-import re
 import signal
 import socket
 import subprocess
@@ -36,11 +35,6 @@ def get_variables(url: str) -> dict[str, str]:
 class Request:
     method: str
     path: str  # with its query, decoded
-    object_names: tuple[str, ...] = ()  # names of objects in the body
-
-    @property
-    def is_write(self) -> bool:
-        return self.method not in ('GET', 'HEAD')
 
 
 # Takes the method and the path of a request; returns the status that replaces the answer of the storage, or None.
@@ -84,7 +78,7 @@ class Proxy:
             status, headers, content = refused_status, [], b''
         else:
             status, headers, content = self.forward(handler, emulator_port, body)
-        self.requests.append(Request(handler.command, path, find_object_names(path, body)))
+        self.requests.append(Request(handler.command, path))
         handler.send_response(status)
         for name, value in headers:
             if name.lower() not in ('transfer-encoding', 'content-length', 'connection', 'server', 'date'):
@@ -112,12 +106,6 @@ class Proxy:
             yield
         finally:
             self.rules.remove(rule)
-
-
-def find_object_names(path: str, body: bytes) -> tuple[str, ...]:
-    """Return the objects that the body of a request names: one, if it is uploaded with its metadata."""
-    matches = re.findall(rb'"name": "([^"]+)"', body[:1000]) if 'uploadType=multipart' in path else []
-    return tuple(name.decode() for name in matches)
 
 
 def read_body(handler: http.server.BaseHTTPRequestHandler) -> bytes:
@@ -169,11 +157,6 @@ class Emulator:
         self.proxy.requests.clear()
         self.proxy.rules.clear()
         return Bucket(f'gs://{name}', self.proxy, get_variables(self.proxy.url))
-
-    def add_proxy(self, bucket: Bucket) -> Bucket:
-        """Return the same bucket behind another proxy, which records its requests separately."""
-        proxy = Proxy(self.port)
-        return Bucket(bucket.url, proxy, get_variables(proxy.url))
 
     def close(self) -> None:
         if self.process:

@@ -11,7 +11,7 @@ from sinklab.cli.main import main
 from sinklab.exit_status import EXIT_CODES
 from sinklab.report import runs
 from sinklab.run_dir import RunDir
-from sinklab.storage.files import list_files
+from sinklab.storage.files import list_file_infos
 from sinklab.storage.folder_lock import FolderTakenError, hold_folder
 from sinklab.storage.paths import parse_path
 from sinklab.train import warm_start
@@ -48,8 +48,8 @@ def assert_same_run(bucket_path, disk_path):
 def test_run_in_bucket_equals_run_on_disk(corpus, bucket_path, disk_path, capsys):
     train_run(make_spec(corpus), bucket_path)
     assert_same_run(bucket_path, disk_path)
-    assert {name.partition('/')[0] for name in list_files(bucket_path)} == {
-        name.partition('/')[0] for name in list_files(disk_path)
+    assert {name.partition('/')[0] for name in list_file_infos(bucket_path)} == {
+        name.partition('/')[0] for name in list_file_infos(disk_path)
     } - {'run.lock'}
     bucket_run, disk_run = (runs.read_runs([str(path)])[0] for path in (bucket_path, disk_path))
     for name in disk_run.probe_values:
@@ -90,7 +90,7 @@ def test_damaged_checkpoint_in_bucket_is_passed_over(corpus, bucket_path, disk_p
     callback = RecordingCallback()
     train_run(make_spec(corpus), bucket_path, callback)
     assert name in callback.messages[0]
-    assert list_files(bucket_path / 'damaged' / '8')
+    assert list_file_infos(bucket_path / 'damaged' / '8')
     assert_same_run(bucket_path, disk_path)
 
 
@@ -101,7 +101,7 @@ def test_job_stops_without_another_write_when_a_newer_one_takes_over(corpus, buc
         def on_record(self, record, written):
             if record['step'] == 6:
                 with hold_folder(bucket_path):
-                    self.files = {name: (bucket_path / name).read_bytes() for name in list_files(bucket_path)}
+                    self.files = {name: (bucket_path / name).read_bytes() for name in list_file_infos(bucket_path)}
 
     callback = TakeoverCallback()
     with pytest.raises(FolderTakenError):

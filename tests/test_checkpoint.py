@@ -2,7 +2,6 @@
 
 import gc
 import shutil
-import subprocess
 import threading
 
 import jax
@@ -93,28 +92,6 @@ def test_restore_of_checkpoint_of_another_model_is_rejected(saved_run, params, p
         open_checkpointer(saved_run).restore(4, make_abstract_state(STATE | dict(params=params)))
 
 
-def test_newest_step_is_set_at_start_of_save_and_save_seconds_at_end(tmp_path):
-    checkpoints = open_checkpointer(RunDir(tmp_path))
-    assert (checkpoints.newest_step, checkpoints.save_seconds) == (None, None)
-    checkpoints.save(3, STATE)
-    assert checkpoints.newest_step == 3
-    checkpoints.wait_until_finished()
-    assert 0 < checkpoints.save_seconds < 60
-    assert open_checkpointer(RunDir(tmp_path)).newest_step == 3
-
-
-def test_delete_if_newest_removes_checkpoint(tmp_path):
-    folder, checkpoints = RunDir(tmp_path), open_checkpointer(RunDir(tmp_path))
-    for step in (1, 2):
-        checkpoints.save(step, STATE)
-    checkpoints.wait_until_finished()
-    checkpoints.delete_if_newest(1)  # not the newest step
-    assert folder.list_checkpoint_steps() == [1, 2]
-    checkpoints.delete_if_newest(2)
-    assert checkpoints.newest_step == 1
-    assert checkpoints.choose_sound_step() == (1, [])
-
-
 def test_digests_are_written_in_background(tmp_path, monkeypatch):
     release_event, original_write = threading.Event(), digests.write_digests
     monkeypatch.setattr(digests, 'write_digests', lambda *args: (release_event.wait(60), original_write(*args)))
@@ -166,12 +143,6 @@ def test_retention_keeps_last_and_periodic_checkpoints(tmp_path, keep, keep_ever
     assert not any(digests.find_damage(tmp_path / 'checkpoints' / str(step)) for step in expected_steps)
 
 
-@pytest.mark.parametrize(('every_steps', 'keep_every_steps'), [(0, 4), (4, 6)])
-def test_keep_every_steps_without_matching_saves_is_rejected(every_steps, keep_every_steps):
-    with pytest.raises(UserError, match=f'keep_every_steps.*{keep_every_steps}.*every_steps={every_steps}'):
-        make_tiny_spec(checkpoint__every_steps=every_steps, checkpoint__keep_every_steps=keep_every_steps)
-
-
 def test_leftovers_of_interrupted_process_are_removed_and_nothing_else(saved_run, tmp_path):
     folder = RunDir(shutil.copytree(saved_run.path, tmp_path / 'run'))
     expected_files = {path for path in folder.path.rglob('*') if path.is_file()}
@@ -212,37 +183,6 @@ def save_and_wait(checkpoints):
     checkpoints.wait_until_finished()
 
 
-def remount(disk, option):
-    subprocess.run(['mount', '-o', f'remount,{option}', disk], check=True)
-
-
-@pytest.mark.slow
-def test_read_only_disk_raises_user_error_and_keeps_previous_checkpoint(small_disk):
-    checkpoints = open_checkpointer(RunDir(small_disk / 'run'))
-    checkpoints.save(1, STATE)
-    checkpoints.wait_until_finished()
-    remount(small_disk, 'ro')
-    with pytest.raises(OSError, match='Read-only file system') as error:
-        save_and_wait(checkpoints)
-    assert classify_error(error.value).exit_code == 1
-    remount(small_disk, 'rw')
-    assert open_checkpointer(RunDir(small_disk / 'run')).choose_sound_step() == (1, [])
-
-
-def test_orbax_storage_error_becomes_os_error_of_one_line(tmp_path, monkeypatch):
-    class FailedSave:
-        def result(self):
-            raise ValueError('DATA_LOSS: of a disk\n' + 'and so on\n' * 500)
-
-    monkeypatch.setattr(checkpointer.ocp, 'save_async', lambda *args, **kwargs: FailedSave())
-    checkpoints = open_checkpointer(RunDir(tmp_path))
-    checkpoints.save(1, STATE)
-    with pytest.raises(OSError, match=r'ValueError: DATA_LOSS.*checkpoints/1') as error:
-        checkpoints.wait_until_finished()
-    assert len(str(error.value)) < 300 + len(str(tmp_path))
-    assert len(str(error.value).splitlines()) == 1
-
-
 @pytest.mark.parametrize('dtype', [None, 'bfloat16'])
 def test_restore_parameters_returns_host_arrays_of_dtype(saved_run, dtype):
     parameters = checkpointer.restore_parameters(saved_run.path, 4, dtype)
@@ -250,15 +190,6 @@ def test_restore_parameters_returns_host_arrays_of_dtype(saved_run, dtype):
     for name, leaf in parameters.items():
         assert type(leaf) is np.ndarray
         np.testing.assert_array_equal(leaf, VALUES[name].astype(dtype or np.float32))
-
-
-def test_restore_parameters_returns_requested_sharding(saved_run):
-    mesh = jax.make_mesh((2,), ('data',), devices=jax.devices()[:2], axis_types=(jax.sharding.AxisType.Auto,))
-    split_sharding = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec('data'))
-    parameters = checkpointer.restore_parameters(
-        saved_run.path, 4, 'bfloat16', make_abstract_state(STATE['params'], split_sharding)
-    )
-    assert {(leaf.sharding, leaf.dtype) for leaf in parameters.values()} == {(split_sharding, jnp.dtype('bfloat16'))}
 
 
 def test_restore_parameters_rejects_damaged_checkpoint(saved_run, tmp_path):

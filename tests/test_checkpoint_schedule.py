@@ -1,16 +1,16 @@
-"""Checkpoint saves: schedule, grace period, lost folder and exit."""
+"""Checkpoint saves: schedule, lost folder and exit."""
 
 import jax.numpy as jnp
 import pytest
 from conftest import make_tiny_spec
-from tiny_runs import RecordingCallback, make_spec, train_run
+from tiny_runs import make_spec, train_run
 
 from sinklab.checkpoint import digests
 from sinklab.checkpoint.checkpointer import Checkpointer
 from sinklab.run_dir import RunDir
 from sinklab.storage.folder_lock import FolderTakenError
 from sinklab.train import loop
-from sinklab.train.run_outcome import DivergedError, ReplicaMismatchError, StoppedBySignal
+from sinklab.train.run_outcome import DivergedError, StoppedBySignal
 
 
 @pytest.mark.slow
@@ -21,36 +21,6 @@ def test_run_saves_at_configured_minutes(corpus, tmp_path):
     steps = RunDir(tmp_path).list_checkpoint_steps()
     assert len(steps) >= 3
     assert steps[-1] == 8
-
-
-@pytest.mark.slow
-def test_grace_period_shorter_than_save_is_reported_once(corpus, tmp_path):
-    spec, callback = make_spec(corpus, checkpoint__every_steps=2), RecordingCallback()
-    train_run(spec, tmp_path / 'short', callback, grace_seconds=1e-3)
-    assert ['--grace=0.001' in message for message in callback.messages] == [True]
-    callback.messages.clear()
-    train_run(spec, tmp_path / 'long', callback, grace_seconds=1e3)
-    assert callback.messages == []
-
-
-class TwoProcesses:
-    """Group of this process and one with another loss."""
-
-    process_index, process_count = 0, 2
-
-    def all_gather(self, value):
-        has_loss = isinstance(value, dict) and 'train/loss' in value
-        return [value, value | {'train/loss': (1.0).hex()} if has_loss else value]
-
-
-@pytest.mark.slow
-def test_processes_with_different_losses_save_no_checkpoint(corpus, tmp_path):
-    with pytest.raises(ReplicaMismatchError) as error:
-        train_run(make_spec(corpus), tmp_path, group=TwoProcesses())
-    assert 'train/loss' in str(error.value)
-    assert RunDir(tmp_path).list_checkpoint_steps() == []
-    outcome = RunDir(tmp_path).read_json('outcome')
-    assert (outcome['kind'], outcome['step'], outcome['exit_code']) == ('lost', 4, 75)
 
 
 class OwnerCheckError(Exception):
@@ -99,7 +69,6 @@ class RecordingCheckpointer:
         (None, ['wait for all', 'close']),
         (StoppedBySignal(15, 4), ['wait for all', 'close']),
         (DivergedError(4, {}), ['wait for all', 'close']),
-        (ReplicaMismatchError(4, 'x'), ['wait for all', 'close']),
         (OSError('of this process alone'), ['close']),
         (FolderTakenError('of another job'), []),
     ],

@@ -106,46 +106,6 @@ def test_train_keeps_cpu_device_count_of_environment(config_dir, tmp_path, monke
     assert '1 devices' in completed.stderr
 
 
-@pytest.mark.slow
-def test_train_recomputes_activations_on_cpu_unless_policy_is_given(config_dir, tmp_path):
-    given = [f'--config={config_dir}/mine.py:softmax', '--size=smoke']
-    for name, options in dict(default=[], given=['--remat=none']).items():
-        completed = run_sinklab(config_dir, 'train', *given, *options, f'--workdir={tmp_path}/{name}')
-        assert completed.returncode == 0, completed.stderr
-    environments = [RunDir(tmp_path / name).read_environment() for name in ('default', 'given')]
-    assert [environment['layout']['remat'] for environment in environments] == ['attention,ffn', 'none']
-    assert [environment['attempts'][0]['remat'] for environment in environments] == ['attention,ffn', 'none']
-    for default, given in zip(read_records(tmp_path / 'default'), read_records(tmp_path / 'given'), strict=True):
-        assert default == pytest.approx(given, rel=1e-4, abs=1e-5)
-
-
-@pytest.mark.slow
-def test_train_computes_large_batch_in_parts_on_cpu_unless_micro_batch_is_given(config_dir, tmp_path):
-    given = [f'--config={config_dir}/mine.py:softmax', '--size=smoke', '--config.optimizer.batch_size=136']
-    for name, options in dict(default=[], given=['--micro_batch=none']).items():
-        completed = run_sinklab(config_dir, 'train', *given, *options, f'--workdir={tmp_path}/{name}')
-        assert completed.returncode == 0, completed.stderr
-    environments = [RunDir(tmp_path / name).read_environment() for name in ('default', 'given')]
-    assert [environment['layout']['micro_batch'] for environment in environments] == [68, None]
-    assert [environment['attempts'][0]['micro_batch'] for environment in environments] == [68, 136]
-    for default, given in zip(read_records(tmp_path / 'default'), read_records(tmp_path / 'given'), strict=True):
-        assert default == pytest.approx(given, rel=1e-4, abs=1e-5)
-
-
-@pytest.mark.exhaustive
-def test_sweep_results_do_not_depend_on_jobs(config_dir, tmp_path):
-    options = [f'--config={config_dir}/mine.py', '--rows=softmax,sigmoid', '--size=smoke', '--seeds=1', '--json']
-    tables = []
-    for jobs in (1, 2):
-        completed = run_sinklab(config_dir, 'sweep', *options, f'--jobs={jobs}', f'--workdir={tmp_path}/{jobs}')
-        assert completed.returncode == 0, completed.stderr
-        tables.append(json.loads(completed.stdout))
-    assert tables[0] == tables[1]
-    for folder in ('softmax-0', 'sigmoid-0'):
-        assert read_records(tmp_path / '1' / folder) == read_records(tmp_path / '2' / folder)
-    assert 'sigmoid, seed 0  attention: chunked' in completed.stderr, 'each line names its run'
-
-
 def test_split_cores_partitions_all_cores_among_jobs(monkeypatch):
     monkeypatch.setattr(os, 'sched_getaffinity', lambda _: {0, 2, 3, 5, 7}, raising=False)
     assert sweep.split_cores(1) == [None]
@@ -171,25 +131,6 @@ def test_run_dir_name_includes_table_of_row():
     assert get_run_dir_name('softmax', 3) == 'softmax-3'
     assert get_run_dir_name('attention:alpha_0.1', 3) == 'attention.alpha_0.1-3'
     assert get_run_dir_name('/somewhere/mine.py:softmax', 0) == 'mine.softmax-0'
-
-
-@pytest.mark.slow
-def test_claims_trains_rows_of_one_claim_and_prints_verdict(config_dir, tmp_path):
-    options = [
-        f'--config={config_dir}/claims.py',
-        '--size=smoke',
-        '--seeds=1',
-        f'--workdir={tmp_path}/runs',
-        '--json',
-    ]
-    completed = run_sinklab(config_dir, 'claims', 'more', *options, '--jobs=2')
-    assert completed.returncode == 0, completed.stderr
-    (entry,) = json.loads(completed.stdout)
-    sigmoid, softmax = (
-        read_records(tmp_path / 'runs' / f'mine.{row}-0')[-1]['mass/row'] for row in ('sigmoid', 'softmax')
-    )
-    assert entry['verdict'] == 'too few seeds'
-    assert [*entry['differences'].values()] == pytest.approx([sigmoid - softmax])
 
 
 @pytest.fixture(scope='module')
@@ -226,55 +167,3 @@ def test_claims_trains_required_rows_and_judges_each_claim(claims_run):
     assert {folder.name for folder in path.iterdir() if folder.is_dir()} == {
         f'mine.{row}-{seed}' for row in ('softmax', 'sigmoid', 'wild') for seed in range(NUM_SEEDS)
     }
-
-
-@pytest.mark.exhaustive
-def test_claims_judges_saved_results_without_training(config_dir, claims_run):
-    path, entries = claims_run
-    completed = run_sinklab(
-        config_dir, 'claims', f'--config={config_dir}/claims.py', f'--results={path}/claims.json', '--json'
-    )
-    assert json.loads(completed.stdout) == entries
-
-
-@pytest.mark.exhaustive
-def test_claims_resumes_without_repeating_finished_runs(config_dir, claims_run):
-    path, _ = claims_run
-    modification_times = {file: file.stat().st_mtime_ns for file in path.rglob('metrics.jsonl')}
-    completed = run_sinklab(config_dir, 'claims', 'more', *make_claims_options(config_dir, path), '--json')
-    assert completed.returncode == 0, completed.stderr
-    assert 'before' in completed.stderr
-    assert modification_times == {file: file.stat().st_mtime_ns for file in path.rglob('metrics.jsonl')}
-    saved_runs = json.loads((path / 'claims.json').read_text())['runs']
-    assert {row.rpartition(':')[2]: [*seeds] for row, seeds in saved_runs.items()} == {
-        row: [*map(str, range(NUM_SEEDS))] for row in ('softmax', 'sigmoid', 'wild')
-    }, 'results of other claims are kept'
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize(
-    ('arguments', 'message'),
-    [
-        (['--config.optimizer.steps=5'], "overrides is {}, but {'optimizer.steps': '5'} is requested"),
-        (['--size=quickstart'], "size is 'smoke', but 'quickstart' is requested"),
-    ],
-)
-def test_claims_rejects_workdir_with_other_settings(config_dir, claims_run, arguments, message):
-    path, _ = claims_run
-    completed = run_sinklab(config_dir, 'claims', 'more', *make_claims_options(config_dir, path), *arguments)
-    assert completed.returncode == 1
-    (line,) = completed.stderr.strip().splitlines()
-    assert message in line
-
-
-@pytest.mark.exhaustive
-def test_report_page_of_claims_lists_verdicts(config_dir, claims_run):
-    path, entries = claims_run
-    completed = run_sinklab(config_dir, 'report', str(path))
-    assert completed.returncode == 0, completed.stderr
-    page = (path / 'report.html').read_text(encoding='utf-8')
-    section = page[page.index('id="table-claims"') : page.index('id="table-rows"')]
-    for entry in entries:
-        assert f'<th scope="row">{entry["claim"]}: A.</th>' in section
-        assert f'<td>{entry["verdict"]}' in section
-    assert 'sigmoid, seed 2' in page

@@ -1,4 +1,4 @@
-"""Meshes of simulated devices: axis sizes, crossed boundaries and rejected layouts."""
+"""Meshes of simulated devices: axis sizes and rejected layouts."""
 
 import dataclasses
 import os
@@ -42,21 +42,20 @@ def make_tpus(shape, slices=1, kind='TPU v5 lite', per_host=4):
 
 
 @pytest.mark.parametrize(
-    ('devices', 'sizes', 'boundaries'),
+    ('devices', 'sizes'),
     [
-        (make_tpus((2, 4), per_host=8), (1, 8, 1), {'fsdp': 'devices'}),
-        (make_tpus((16, 16)), (1, 256, 1), {'fsdp': 'hosts'}),
-        (make_tpus((4, 4, 4), kind='TPU v5p'), (1, 64, 1), {'fsdp': 'hosts'}),
-        (make_tpus((16, 16), slices=2), (2, 256, 1), {'data': 'slices', 'fsdp': 'hosts'}),
-        (make_gpus(1), (1, 8, 1), {'fsdp': 'devices'}),
-        (make_gpus(4), (4, 8, 1), {'data': 'slices', 'fsdp': 'devices'}),
+        (make_tpus((2, 4), per_host=8), (1, 8, 1)),
+        (make_tpus((16, 16)), (1, 256, 1)),
+        (make_tpus((4, 4, 4), kind='TPU v5p'), (1, 64, 1)),
+        (make_tpus((16, 16), slices=2), (2, 256, 1)),
+        (make_gpus(1), (1, 8, 1)),
+        (make_gpus(4), (4, 8, 1)),
     ],
     ids=['v5e-8', 'v5e-256', 'v5p-128', '2 x v5e-256', '8 x H100', '4 x 8 x H100'],
 )
-def test_default_mesh_uses_fsdp_within_slices_and_data_across(devices, sizes, boundaries):
+def test_default_mesh_uses_fsdp_within_slices_and_data_across(devices, sizes):
     mesh = make_unpatched_mesh(Hardware(), devices)
     assert tuple(mesh.shape.values()) == sizes
-    assert device_mesh.find_crossed_boundaries(mesh) == boundaries
     assert sorted(device.id for device in mesh.devices.flat) == [device.id for device in devices], 'each device once'
 
 
@@ -126,41 +125,8 @@ def test_find_rings_returns_network_rings_of_axis(devices, hardware, rings):
 HOST_MEMORY_BYTES = os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
 
 
-def test_device_memory_of_cpu_is_share_of_host_memory(monkeypatch):
-    monkeypatch.setattr(device_mesh, 'read_cgroups', lambda: [])
+def test_device_memory_of_cpu_is_share_of_host_memory():
     count = jax.local_device_count()
     assert count == 4, 'as the tests are set up'
     assert device_mesh.get_device_memory_bytes() == HOST_MEMORY_BYTES // count
     assert device_mesh.get_device_memory_bytes(num_local_processes=2) == HOST_MEMORY_BYTES // (2 * count)
-
-
-def test_memory_is_limited_by_cgroups(monkeypatch):
-    monkeypatch.setattr(device_mesh, 'read_cgroups', lambda: [(2**20, 2**18), (2**62, 0)])
-    assert device_mesh.get_device_memory_bytes() == 2**20 // jax.local_device_count()
-    assert device_mesh.get_available_memory_bytes() == 2**20 - 2**18
-    monkeypatch.setattr(device_mesh, 'read_cgroups', lambda: [(2**20, 2**21)])
-    assert device_mesh.get_available_memory_bytes() == 0
-    monkeypatch.setattr(device_mesh, 'read_cgroups', lambda: [])
-    assert 0 < device_mesh.get_available_memory_bytes() < HOST_MEMORY_BYTES
-
-
-@pytest.mark.parametrize(
-    ('groups', 'folders', 'expected'),
-    [
-        ('0::/a/b\n', {'a/b': 'max', 'a': '1000'}, [(1000, 500)]),
-        ('0::/not/mounted/here\n', {'': '1000'}, [(1000, 500)]),
-        ('0::/\n', {}, []),
-        (None, {}, []),
-    ],
-    ids=['of a parent', 'in a container', 'none', 'no Linux'],
-)
-def test_read_cgroups_returns_limits_and_use_without_cached_files(tmp_path, groups, folders, expected):
-    if groups is not None:
-        (tmp_path / 'cgroup').write_text(groups)
-    for folder, limit in folders.items():
-        path = tmp_path / 'mounted' / folder
-        path.mkdir(parents=True, exist_ok=True)
-        (path / 'memory.max').write_text(f'{limit}\n')
-        (path / 'memory.current').write_text('700\n')
-        (path / 'memory.stat').write_text('anon 500\ninactive_file 200\nactive_file 100\n')
-    assert [*device_mesh.read_cgroups(tmp_path / 'cgroup', tmp_path / 'mounted')] == expected

@@ -76,14 +76,6 @@ def test_fork_resumes_without_parent(capsys, parent, tmp_path):
     assert f'--from={tmp_path}/parent@8' in stderr
 
 
-@pytest.mark.slow
-def test_fork_without_step_starts_at_newest_checkpoint(capsys, parent, tmp_path):
-    arguments = [f'--from={parent}', f'--workdir={tmp_path}/fork', '--config.optimizer.steps=10']
-    assert run_train(capsys, *arguments)[0] == 0
-    assert RunDir(tmp_path / 'fork').read_lineage()['step'] == 8
-    assert resolve_parent(str(parent), RunDir(tmp_path / 'fork')).step == 8
-
-
 def resolve_parent(from_flag, child):
     """Return the run folder, the step and the part that --from names."""
     flag = train.parse_from_flag(from_flag)
@@ -140,13 +132,6 @@ def test_existing_fork_accepts_only_the_checkpoint_that_it_records(tmp_path, tak
     for from_flag in (f'{takes}{tmp_path}/run@4', f'{takes}{tmp_path}/other@2', f'{other_takes}{tmp_path}/run@2'):
         with pytest.raises(UserError, match=f'--from={takes}{tmp_path}/run@2'):
             resolve_parent(from_flag, child)
-
-
-def test_resolve_parent_accepts_folder_name_with_at_sign(tmp_path):
-    make_run_folder(tmp_path / 'run@5', 2, 4)
-    for name, step in (('run@5', 4), ('run@5@2', 2)):
-        parent = resolve_parent(f'{tmp_path}/{name}', RunDir(tmp_path / 'child'))
-        assert (parent.run_dir.path, parent.step) == (tmp_path / 'run@5', step)
 
 
 def test_resolve_parent_splits_prefix_at_first_colon(tmp_path):

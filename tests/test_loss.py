@@ -154,13 +154,6 @@ def test_gradients_have_sharding_of_their_arrays(layout):
         assert gradient.sharding.is_equivalent_to(array.sharding, array.ndim)
 
 
-@pytest.mark.slow
-def test_loss_accepts_unsharded_arrays_under_mesh_outside_jit():
-    inputs = make_arrays()
-    with jax.set_mesh(device_mesh.make_mesh(Hardware(fsdp=2, tensor=2))):
-        assert_close(loss_and_gradients(*inputs), compute_expected(*inputs))
-
-
 def test_bfloat16_loss_gives_float32_head_gradient():
     hidden, head, target = make_arrays(dtype=jnp.bfloat16)
     _, (d_hidden, d_head) = loss_and_gradients(hidden, head, target)
@@ -218,23 +211,6 @@ def test_large_logits_do_not_overflow():
         np.testing.assert_array_equal(d_head_VD, [[0.5], [-0.5]])
 
 
-def iterate_products(jaxpr):
-    """Yield the matrix products of a jaxpr and of its inner jaxprs."""
-    for equation in jaxpr.eqns:
-        yield from [equation] * (equation.primitive.name == 'dot_general')
-        for inner in jax.tree.leaves(list(equation.params.values()), is_leaf=lambda x: hasattr(x, 'eqns')):
-            inner = getattr(inner, 'jaxpr', inner)
-            if hasattr(inner, 'eqns'):
-                yield from iterate_products(inner)
-
-
-@pytest.mark.parametrize(
-    ('function', 'count'), [(cross_entropy, 1), (loss_and_gradients, 3)], ids=['loss', 'gradients']
-)
-def test_loss_has_one_matrix_product_and_gradients_have_three(function, count):
-    assert len(list(iterate_products(jax.make_jaxpr(function)(*make_arrays()).jaxpr))) == count
-
-
 def count_devices(layout):
     return math.prod(size or 1 for size in (layout.data, layout.fsdp, layout.tensor))
 
@@ -259,27 +235,6 @@ def find_shapes(text):
     ]
 
 
-def split_by_loops(text):
-    """Split the lines of a compiled program into those inside and outside of loops."""
-    computations = dict(re.findall(r'^(?:ENTRY )?(%[\w.-]+) .*?{\n(.*?)^}', text, re.MULTILINE | re.DOTALL))
-    loop_names, queue = set(), re.findall(r'body=(%[\w.-]+)', text)
-    while queue:
-        name = queue.pop()
-        if name not in loop_names:
-            loop_names.add(name)
-            queue += [callee for callee in re.findall(r'%[\w.-]+', computations[name]) if callee in computations]
-    loop_text = ''.join(computations[name] for name in loop_names)
-    return loop_text.splitlines(), ''.join(
-        computations[name] for name in computations.keys() - loop_names
-    ).splitlines()
-
-
-def find_collective_shapes(lines, kind):
-    """Return the shapes of the results of a kind of collective."""
-    matches = [re.search(rf'= (.*?) {kind}(-start)?\(', line) for line in lines]
-    return [dimensions for match in matches if match for dimensions in find_shapes(match[1])]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize('gradient', [False, True], ids=['loss', 'gradients'])
 @pytest.mark.parametrize('layout', [Hardware(), *LAYOUTS], ids=str)
@@ -288,32 +243,3 @@ def test_compiled_loss_never_holds_logits_of_whole_batch(layout, gradient):
     assert max(map(math.prod, find_shapes(program.as_text()))) == loss.MIN_CHUNK_ROWS * VOCABULARY
     logits_bytes = 4 * BATCH * LENGTH * VOCABULARY / count_devices(layout)
     assert program.memory_analysis().temp_size_in_bytes < logits_bytes / 2
-
-
-@pytest.mark.parametrize('layout', [layout for layout in LAYOUTS if layout.tensor > 1], ids=str)
-def test_compiled_loss_splits_vocabulary_over_tensor_axis(layout):
-    shapes = find_shapes(compile_loss(layout).as_text())
-    assert (loss.MIN_CHUNK_ROWS * layout.tensor, VOCABULARY // layout.tensor) in shapes
-    assert not any(VOCABULARY in dimensions for dimensions in shapes)
-
-
-@pytest.mark.parametrize('layout', LAYOUTS, ids=str)
-def test_compiled_loss_exchanges_rows_in_loop_and_gradients_once(layout):
-    loop_lines, other_lines = split_by_loops(compile_loss(layout).as_text())
-    kinds = 'all-reduce', 'all-gather', 'reduce-scatter', 'all-to-all', 'collective-permute'
-    loop_shapes = {kind: find_collective_shapes(loop_lines, kind) for kind in kinds}
-    assert any('dot(' in line or 'custom-call(' in line for line in loop_lines), 'the chunks are in a loop'
-    assert loop_shapes.pop('all-reduce') == [(loss.MIN_CHUNK_ROWS * layout.tensor,)] * 3 * (layout.tensor > 1)
-    assert not any(loop_shapes.values())
-    outside_shapes = {
-        kind: [dimensions for dimensions in find_collective_shapes(other_lines, kind) if dimensions] for kind in kinds
-    }  # () is the loss
-    data, fsdp = layout.data or 1, layout.fsdp or 1
-    rows, part_width = VOCABULARY // layout.tensor, WIDTH // fsdp
-    assert [math.prod(dimensions) for dimensions in outside_shapes['all-gather']] == [rows * WIDTH] * (fsdp > 1)
-    assert [math.prod(dimensions) for dimensions in outside_shapes['reduce-scatter']] == [rows * part_width] * (
-        fsdp > 1
-    )
-    d_head, d_hidden = (rows, part_width), (BATCH // data // fsdp, LENGTH, WIDTH)
-    assert sorted(outside_shapes['all-reduce']) == sorted([d_head] * (data > 1) + [d_hidden] * (layout.tensor > 1))
-    assert not outside_shapes['all-to-all'] + outside_shapes['collective-permute']

@@ -1,15 +1,11 @@
 """Memory estimates: comparison with JAX buffers, and errors with suggested flags."""
 
 import dataclasses
-import types
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 from conftest import make_tiny_spec, make_unpatched_mesh
-from tiny_runs import make_spec as make_run_spec
-from tiny_runs import read_outcome, train_run
 
 from sinklab.config.spec import Hardware
 from sinklab.errors import UserError
@@ -91,13 +87,6 @@ def test_micro_batch_is_as_requested():
     assert choose_micro_batch(32, 256, fsdp=2, micro_batch='default') is None
 
 
-def test_accelerators_compute_whole_batch():
-    spec = make_tiny_spec(optimizer__batch_size=32, data__length=256)
-    devices = np.array([types.SimpleNamespace(platform='tpu')])
-    mesh = types.SimpleNamespace(devices=devices, shape=dict(data=1, fsdp=1, tensor=1))
-    assert memory_estimate.choose_micro_batch(spec, Hardware(micro_batch='default'), mesh) is None
-
-
 @pytest.mark.slow
 def test_choose_remat_policy_picks_least_recomputation_that_fits():
     spec, hardware, mesh = make_tiny_spec(), Hardware(remat='auto'), device_mesh.make_mesh(Hardware())
@@ -137,28 +126,6 @@ def test_translate_oom_errors_leaves_other_errors():
         raise_error()
     with pytest.raises(jax.errors.JaxRuntimeError), memory_estimate.translate_oom_errors('the step'):
         raise jax.errors.JaxRuntimeError('INTERNAL: something else')
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ('num_steps', 'error_class', 'kind', 'exit_code'),
-    [(0, UserError, 'refused', 1), (2, jax.errors.JaxRuntimeError, 'lost', 75)],
-    ids=['first step', 'later'],
-)
-def test_only_first_step_turns_exhausted_resources_into_user_error(
-    corpus, tmp_path, monkeypatch, num_steps, error_class, kind, exit_code
-):
-    compile_step = jax.stages.Lowered.compile
-
-    def compile_failing_step(lowered, *args):
-        compiled_step, calls = compile_step(lowered, *args), iter(range(num_steps))
-        return lambda *inputs: compiled_step(*inputs) if next(calls, None) is not None else raise_error()
-
-    monkeypatch.setattr(jax.stages.Lowered, 'compile', compile_failing_step)
-    with pytest.raises(error_class):
-        train_run(make_run_spec(corpus), tmp_path / 'run')
-    result = read_outcome(tmp_path / 'run')
-    assert (result['kind'], result['exit_code']) == (kind, exit_code)
 
 
 @pytest.mark.slow

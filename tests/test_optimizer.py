@@ -6,7 +6,6 @@ import pytest
 from conftest import make_tiny_spec
 from flax import nnx
 
-from sinklab.model.layers import make_normal_param
 from sinklab.train import state
 from sinklab.train.optimizer import make_muon_dimension_numbers, make_optimizer, make_schedule
 
@@ -128,16 +127,3 @@ def test_muon_dimension_numbers_cover_exactly_block_matrices(changes):
             input_axes, output_axes = leaf_numbers
             assert (*input_axes, *output_axes) == tuple(range(1, leaf.ndim)), keys
             assert len(input_axes) == (2 if keys[-1] == 'output_HKD' else 1), keys
-
-
-@pytest.mark.slow
-def test_muon_dimension_numbers_include_new_matrix_and_exclude_new_vector():
-    class NewBlock(nnx.Module):
-        def __init__(self, rngs):
-            self.mine_HKDF = make_normal_param(rngs, (2, 3, 4, 5), 1.0, (None,) * 4, inputs=2)
-            self.other_HK = make_normal_param(rngs, (2, 3), 1.0, (None, None), inputs=None)
-
-    dimension_numbers = make_muon_dimension_numbers(nnx.state(NewBlock(nnx.Rngs(0))))
-    assert dimension_numbers == dict(mine_HKDF=((0, 1), (2, 3)), other_HK=None)
-    stacked = make_muon_dimension_numbers(nnx.state(nnx.split_rngs(splits=6)(nnx.vmap(NewBlock))(nnx.Rngs(0))))
-    assert stacked == dict(mine_HKDF=((1, 2), (3, 4)), other_HK=None)

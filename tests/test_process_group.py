@@ -13,7 +13,7 @@ from sinklab import process_group
 from sinklab.errors import UserError
 from sinklab.process_group import ProcessGroup, join_processes, list_local_devices
 
-INVALID_ADDRESSES = 'a', 'a:', ':80', 'a:0', 'a:65536', 'a b:80', 'fe80::1:80', 'a:8x', ''
+INVALID_ADDRESSES = 'a', ':80', 'a b:80', 'fe80::1:80', 'a:8x'
 
 
 @pytest.fixture(autouse=True)

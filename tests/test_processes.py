@@ -1,80 +1,14 @@
 """Real processes and collectives: equal global batches for any number of processes, and after a change of it."""
 
 import json
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 from processes import find_free_port
-from stores import make_store, make_texts, write_source
 
 HERE = Path(__file__).parent
-BATCH_SIZE = 8
-
-
-@pytest.fixture(scope='module')
-def config(tmp_path_factory):
-    """Return the config of a run that reads each window more than once."""
-    folder = tmp_path_factory.mktemp('store')
-    make_store(folder / 'store', write_source(folder / 'a.jsonl', make_texts(60)), shard_tokens=500)
-    return dict(
-        data__source=f'store:{folder}/store',
-        data__held_out=0.2,
-        data__random_first=2,
-        data__random_last=3,
-        optimizer__batch_size=BATCH_SIZE,
-        optimizer__steps=12,
-    )
-
-
-def run_training(num_processes, folder, last, config):
-    """Return the results of `num_processes` processes that continue the run in `folder` up to step `last`."""
-    inputs = json.dumps(dict(config=config, folder=str(folder), last=last, out=f'{folder}-{num_processes}-{last}'))
-    port = find_free_port()
-    environment = {**os.environ, 'PYTHONPATH': f'{HERE}{os.pathsep}{HERE.parent}'}
-    processes = [
-        subprocess.Popen(
-            [sys.executable, str(HERE / 'train_process.py'), str(number), str(num_processes), str(port), inputs],
-            env=environment,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for number in range(num_processes)
-    ]
-    outputs = [process.communicate(timeout=300)[1] for process in processes]
-    assert [process.returncode for process in processes] == [0] * num_processes, '\n'.join(outputs)
-    return [
-        json.loads(Path(f'{folder}-{num_processes}-{last}-{number}.json').read_text())
-        for number in range(num_processes)
-    ]
-
-
-# Stages of one run: number of processes, last step.
-STAGES = [
-    pytest.param(((2, 3), (1, 5)), id='2-1', marks=pytest.mark.exhaustive),
-    pytest.param(((2, 3), (4, 6), (1, 7)), id='2-4-1', marks=pytest.mark.exhaustive),
-]
-
-
-@pytest.mark.parametrize('stages', STAGES)
-def test_global_batches_do_not_depend_on_process_count(stages, config, tmp_path):
-    steps = stages[-1][1]
-    reference = run_training(1, tmp_path / 'whole', steps, config)[0]
-    assert len(set(reference['batches'].values())) == steps
-    first = 0
-    for num_processes, last in stages:
-        for number, result in enumerate(run_training(num_processes, tmp_path / 'changing', last, config)):
-            steps = [str(step) for step in range(first + 1, last + 1)]
-            assert result['batches'] == {step: reference['batches'][step] for step in steps}
-            assert result['losses'] == {step: reference['losses'][step] for step in steps}  # bitwise
-            read_rows = {row for _, start, stop in result['read'] for row in range(start, stop)}
-            # Each process reads only its own rows.
-            assert read_rows == set(
-                range(number * BATCH_SIZE // num_processes, (number + 1) * BATCH_SIZE // num_processes)
-            )
-        first = last
 
 
 @pytest.mark.slow

@@ -43,9 +43,9 @@ def test_log_shows_last_sink_with_its_step(capsys, monkeypatch):
     [(0, 0, True), (8, 0, True), (4, 0, False), (4, 3, False), (4, 4, True), (3, 4, False)],
 )
 def test_log_begins_with_row_and_reports_run_without_intermediate_checkpoints(capsys, every_steps, step, is_reported):
-    make_callback(checkpoint__every_steps=every_steps).on_train_begin(step, 'chunked, earlier dense', [])
+    make_callback(checkpoint__every_steps=every_steps).on_train_begin(step, 'chunked', [])
     lines = capsys.readouterr().err.splitlines()
-    assert lines[:2] == ['mine  a 1 -> 2', 'mine  attention: chunked, earlier dense']
+    assert lines[:2] == ['mine  a 1 -> 2', 'mine  attention: chunked']
     assert f'mine  resumes after step {step}' in lines or not step
     assert any('config.checkpoint.every_steps' in line for line in lines) == is_reported
 

@@ -1,11 +1,7 @@
 """Outcomes of runs: signals, outcome.json and exit codes."""
 
 import contextlib
-import os
 import signal
-import sys
-import threading
-import time
 
 import pytest
 from conftest import make_tiny_spec
@@ -18,7 +14,7 @@ from sinklab.config.spec import Hardware
 from sinklab.errors import UserError
 from sinklab.run_dir import RunDir
 from sinklab.sweep import plan
-from sinklab.sweep.run import SignalForwarder, classify_exit
+from sinklab.sweep.run import classify_exit
 from sinklab.train import loop, run_outcome
 from sinklab.train.run_outcome import write_outcome
 
@@ -48,18 +44,6 @@ def test_sweep_ignores_deleted_outcome_of_earlier_attempt(tmp_path):
     assert (run.outcome, run.reason) == ('diverged', 'loss is nan')
     run.run_dir.delete_json('outcome')
     assert run.read_last_outcome() == {}
-
-
-@pytest.mark.slow
-def test_signal_is_forwarded_immediately_to_running_process():
-    script = 'import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(143))\n'
-    script += 'print("ready", flush=True)\nsignal.pause()'
-    with SignalForwarder() as forwarder:
-        threading.Timer(2, os.kill, (os.getpid(), signal.SIGTERM)).start()
-        start_time = time.monotonic()
-        code, output = forwarder.run_command([sys.executable, '-c', script], on_line=lambda line: False)
-    assert (code, output, forwarder.received_signals) == (143, 'ready\n', [signal.SIGTERM])
-    assert time.monotonic() - start_time < 10
 
 
 @pytest.mark.parametrize('handler', [signal.default_int_handler, signal.SIG_IGN])

@@ -1,6 +1,5 @@
 """Files and folders on a disk and in a bucket: atomic writes, checked reads, exclusive use."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -48,18 +47,19 @@ def test_failed_atomic_write_keeps_previous_content(folder):
     with pytest.raises(KeyError):
         write_half()
     assert path.read_bytes() == b'before'
-    assert files.list_files(folder) == ['file']
+    assert list(files.list_file_infos(folder)) == ['file']
 
 
 def test_folder_is_moved_and_removed_with_its_files(folder):
     for name in ('x', 'deep/y'):
         write_file(folder / 'old' / name, name.encode())
     files.move_folder(folder / 'old', folder / 'new')
-    assert files.list_files(folder) == ['new/deep/y', 'new/x']
+    assert sorted(files.list_file_infos(folder)) == ['new/deep/y', 'new/x']
     assert [path.name for path in files.list_entries(folder)] == ['new']
     files.remove_folder(folder / 'new')
     files.remove_folder(folder / 'new')  # it does not exist
-    assert files.list_files(folder) == files.list_entries(folder / 'new') == []
+    assert not files.list_file_infos(folder)
+    assert not files.list_entries(folder / 'new')
 
 
 @pytest.mark.parametrize('content', ['', '{"a": ', '[]', '{"a": "x"}', '{"a": NaN}', '[' * 100_000])
@@ -121,7 +121,7 @@ def test_invalid_url_is_refused(url):
         parse_path(url)
 
 
-@pytest.mark.parametrize('name', ['a[x]', 'a\\b', 'a*', 'a?', os.fsdecode(b'\xff')], ids=ascii)
+@pytest.mark.parametrize('name', ['a[x]', 'a\\b', 'a*', 'a?'])
 def test_path_that_orbax_cannot_read_is_refused(tmp_path, name):
     check_checkpoint_path(tmp_path / ' ]{}%20#~|:;&\'"$!@=+,()ü日')
     with pytest.raises(UserError):

@@ -57,7 +57,8 @@ def change_spec(spec, **changes):
 
 
 def train(spec, path, origin, *callbacks, row='fork'):
-    return loop.train(spec, Hardware(), RunDir(path), dict(row=row), *callbacks, origin=origin)
+    loop.train(spec, Hardware(), RunDir(path), dict(row=row), *callbacks, origin=origin)
+    return RunDir(path).read_records()
 
 
 def test_unchanged_fork_continues_parent_bitwise(parent, spec, origin, tmp_path):
@@ -79,7 +80,7 @@ def test_fork_with_checkpoint_does_not_need_parent(parent, spec, origin, tmp_pat
         parent.read_records(), after=4
     )
     shutil.rmtree(tmp_path / 'fork' / 'checkpoints')
-    with pytest.raises(UserError, match=r'step 4 of \.\./parent.*--from'):
+    with pytest.raises(UserError, match=r'\.\./parent@4.*--from'):
         train(spec, tmp_path / 'fork', None)
 
 
@@ -118,20 +119,6 @@ def test_describe_lineage_lists_new_dropped_and_changed_fields(spec, origin, tmp
     assert 'optimizer.weight_decay 0.1 -> 0.3' in lineage['config']
     assert (folder.path / lineage['run']).resolve() == origin.run_dir.path.resolve()
     assert (lineage['row'], lineage['step'], lineage['data']) == ('softmax', 4, [])
-
-
-def test_describe_lineage_reports_changed_data_seed(spec, origin, tmp_path):
-    other_spec = change_spec(spec, data__seed=3)
-    lineage = warm_start.describe_lineage(
-        origin, other_spec, RunDir(tmp_path / 'fork'), load_run_data(other_spec).fingerprint
-    )
-    assert lineage['data'] == ['seed 0 -> 3']
-
-
-def test_describe_lineage_allows_and_reports_another_order_of_the_same_data(spec, origin, tmp_path):
-    other_spec, folder, data = change_spec(spec, optimizer__steps=9), RunDir(tmp_path / 'fork'), load_run_data(spec)
-    lineage = warm_start.describe_lineage(origin, other_spec, folder, data.fingerprint | {'order': 'x'})
-    assert lineage['data'] == [f'order {data.fingerprint["order"]} -> x']
 
 
 @pytest.mark.parametrize(
@@ -205,7 +192,7 @@ def test_fork_with_interrupted_first_checkpoint_copies_parent_again(parent, spec
     records = train(spec, path, origin)
     assert [record['step'] for record in records] == [4, 5, 6, 7, 8]
     assert drop_clock_metrics(records, after=4) == drop_clock_metrics(parent.read_records(), after=4)
-    with pytest.raises(UserError, match=r'step 4 of .*/parent.*--from'):
+    with pytest.raises(UserError, match=r'/parent@4.*--from'):
         train(spec, tmp_path / 'alone', None)
 
 

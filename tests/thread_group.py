@@ -1,4 +1,4 @@
-"""Threads in place of processes, with and without a group."""
+"""Threads in place of processes."""
 
 import threading
 from collections.abc import Callable
@@ -18,15 +18,6 @@ class ThreadMember:
         entries = list(self.slots)
         self.barrier.wait()
         return entries
-
-
-def run_in_threads(count: int, function: Callable[[], None]) -> None:
-    """Run a function in many threads at the same time."""
-    threads = [threading.Thread(target=function) for _ in range(count)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
 
 
 def run_group(count: int, function: Callable[[ThreadMember], Any]) -> list[Any]:

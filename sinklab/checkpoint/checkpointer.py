@@ -2,11 +2,9 @@
 
 import contextlib
 import errno
-import itertools
 import logging
 import os
 import re
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -52,12 +50,8 @@ class Checkpointer:
         self.run_dir, self.retention_policy, self.data_fingerprint = run_dir, retention_policy, data_fingerprint
         self.group, self.check_owner = group or ProcessGroup(), check_owner
         self.pool = ThreadPoolExecutor(1, 'checkpoint')
-        self.pending_save: Future[float] | None = None
-        self.save_seconds: float | None = None  # duration of the latest finished save, including its digests
+        self.pending_save: Future[None] | None = None
         broadcast_from_primary(self.group, lambda: remove_unfinished_saves(run_dir))
-        self.newest_step = broadcast_from_primary(
-            self.group, lambda: max(run_dir.list_checkpoint_steps(), default=None)
-        )  # its save may still be running
 
     def get_path(self, step: int) -> Path:
         return make_absolute(self.run_dir.checkpoint_dir / str(step))
@@ -86,16 +80,14 @@ class Checkpointer:
                 f'{self.run_dir.checkpoint_dir} has no sound checkpoint ({reasons}); restore the files, or delete '
                 'that folder to start again with the same command'
             )
-        self.newest_step = sound_step
         lines = broadcast_from_primary(self.group, lambda: [self.move_damaged(*item) for item in damages.items()])
         return sound_step, lines
 
     def move_damaged(self, step: int, damage: str) -> str:
         """Move a damaged checkpoint away, so that its step can be saved again; return a line about it."""
-        names = itertools.chain([str(step)], (f'{step}.{number}' for number in itertools.count(1)))
-        targets = (self.run_dir.path / 'damaged' / name for name in names)
-        target = next(target for target in targets if not target.exists())
+        target = self.run_dir.path / 'damaged' / str(step)
         with open_writable_folder(target.parent):
+            remove_folder(target)  # of an earlier attempt
             move_folder(self.get_path(step), target)
         return f'{self.get_path(step)} is skipped: {damage}; it is moved to {target}'
 
@@ -127,24 +119,20 @@ class Checkpointer:
     def save(self, step: int, state: dict) -> None:
         """Start a save in the background, after raising the error of an earlier save, if any."""
         self.wait_until_finished()
-        start_time = time.perf_counter()
         path = self.get_path(step)
         self.check_owner()
         with use_orbax_context(path), translate_save_errors(path):
             response = ocp.save_async(path, state, custom_metadata={'data': self.data_fingerprint})
-        self.newest_step, self.pending_save = step, self.pool.submit(self.finish_save, path, response, start_time)
+        self.pending_save = self.pool.submit(self.finish_save, path, response)
 
-    def finish_save(self, path: Path, response: Any, start_time: float) -> float:
+    def finish_save(self, path: Path, response: Any) -> None:
         """Commit a save, write its digests, and delete checkpoints that are no longer kept."""
         with translate_save_errors(path):
             response.result()
         self.check_owner()
-        index, count = self.group.process_index, self.group.process_count
-        digests.write_digests(path, index, count, time.perf_counter() - start_time)
-        seconds = time.perf_counter() - start_time
-        if index == 0:
+        digests.write_digests(path, self.group.process_index, self.group.process_count)
+        if self.group.process_index == 0:
             delete_unretained_steps(self.run_dir, self.retention_policy)
-        return seconds
 
     def raise_save_error(self) -> None:
         """Raise the error of a save in the background, if any."""
@@ -155,21 +143,12 @@ class Checkpointer:
         """Wait until the pending save is finished, and raise its error, if any."""
         pending, self.pending_save = self.pending_save, None
         if pending:
-            self.save_seconds = pending.result()
+            pending.result()
 
     def wait_on_all_processes(self) -> None:
         """Wait until all processes have finished their saves; one that exits earlier would end the others."""
         self.wait_until_finished()
         self.group.all_gather(None)
-
-    def delete_if_newest(self, step: int) -> None:
-        """Delete the newest checkpoint if it is of this step, whose state turned out to be unusable."""
-        if self.newest_step == step:
-            self.wait_until_finished()
-            broadcast_from_primary(self.group, lambda: remove_folder(self.get_path(step)))
-            self.newest_step = max(
-                broadcast_from_primary(self.group, self.run_dir.list_checkpoint_steps), default=None
-            )
 
     def close(self) -> None:
         try:

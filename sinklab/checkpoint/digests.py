@@ -24,14 +24,13 @@ NO_DIGESTS = 'it has no digests: its save was interrupted, or is still running'
 PROCESS_PATTERN = re.compile(r'(?:^|\.)process_(\d+)(?:/|$)')  # in Orbax's names of files that one process writes
 
 
-def write_digests(checkpoint: Path, process: int, num_processes: int, seconds: float) -> None:
+def write_digests(checkpoint: Path, process: int, num_processes: int) -> None:
     """Write the digests of the files of a committed checkpoint that one process has saved.
 
     Args:
         checkpoint: The folder of the checkpoint.
         process: Index of this process.
         num_processes: Number of processes that have saved the checkpoint.
-        seconds: Duration of the save.
 
     Raises:
         FileNotFoundError: The files of this process, or the manifest without which none can be restored, are missing.
@@ -43,7 +42,7 @@ def write_digests(checkpoint: Path, process: int, num_processes: int, seconds: f
 
     if not (names := poll_until(list_own_names)):
         raise FileNotFoundError(f'{checkpoint} lacks files that were saved')
-    content = dict(processes=num_processes, seconds=round(seconds, 3), files=compute_digests(checkpoint, names))
+    content = dict(processes=num_processes, files=compute_digests(checkpoint, names))
     write_text(get_digest_path(checkpoint, process), json.dumps(content, indent=1) + '\n')
 
 
@@ -80,11 +79,11 @@ def get_digest_path(checkpoint: Path, process: int) -> Path:
     return checkpoint / f'digests_{process}.json'
 
 
-def read_digests(checkpoint: Path) -> dict | None:
+def read_digests(checkpoint: Path) -> dict[str, tuple[int, str]] | None:
     """Read the digests of all processes.
 
     Returns:
-        `seconds`, and `files` {name: (bytes, digest)}; None if the save was interrupted, or still runs.
+        {name: (bytes, digest)}; None if the save was interrupted, or still runs.
 
     Raises:
         DamagedFileError: A file of digests is damaged.
@@ -95,8 +94,7 @@ def read_digests(checkpoint: Path) -> dict | None:
             parts.append(read_json(get_digest_path(checkpoint, len(parts)), FileDigests))
         except (FileNotFoundError, NotADirectoryError):
             return None
-    files = {name: tuple(digest) for part in parts for name, digest in part['files'].items()}
-    return dict(seconds=max(part['seconds'] for part in parts), files=files)
+    return {name: tuple(digest) for part in parts for name, digest in part['files'].items()}
 
 
 def find_damage(checkpoint: Path, process: int = 0, num_processes: int = 1) -> str | None:
@@ -108,12 +106,11 @@ def find_damage(checkpoint: Path, process: int = 0, num_processes: int = 1) -> s
         num_processes: Number of processes that share the files.
     """
     try:
-        digests = poll_until(lambda: read_digests(checkpoint)) if num_processes > 1 else read_digests(checkpoint)
+        files = poll_until(lambda: read_digests(checkpoint)) if num_processes > 1 else read_digests(checkpoint)
     except UserError as error:
         return str(error)
-    if digests is None:
+    if files is None:
         return NO_DIGESTS
-    files = digests['files']
     names = sorted(files, key=lambda name: (-files[name][0], name))[process::num_processes]
     found = compute_digests(checkpoint, names)
     for name in names:
@@ -150,6 +147,5 @@ def select_checkpoint(run_dir: RunDir, step: int | None) -> int:
 
 def compute_checkpoint_digest(run_dir: RunDir, step: int) -> str:
     """Compute 16 hex digits that identify a checkpoint: SHA-256 over the digests of all its files."""
-    digests = read_digests(run_dir.checkpoint_dir / str(step))
-    files = sorted(digests['files'].items()) if digests else None
-    return hashlib.sha256(json.dumps(files).encode()).hexdigest()[:16]
+    files = read_digests(run_dir.checkpoint_dir / str(step))
+    return hashlib.sha256(json.dumps(files and sorted(files.items())).encode()).hexdigest()[:16]

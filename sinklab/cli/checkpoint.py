@@ -78,23 +78,13 @@ def list_checkpoints(args: argparse.Namespace) -> int:
     rows = []
     for step in select_steps(run_dir, chosen_step):
         path = run_dir.checkpoint_dir / str(step)
-        saved = digests.read_digests(path)
-        seconds = saved and saved['seconds']
-        rows.append(dict(step=step, seconds=seconds, bytes=compute_size(path), is_complete=saved is not None))
+        is_complete = digests.read_digests(path) is not None
+        rows.append(dict(step=step, bytes=compute_size(path), is_complete=is_complete))
     if args.json:
         print(json.dumps(rows, indent=2))
     else:
-        headings = ['step', 'seconds', 'bytes', 'complete']
-        cells = [
-            [
-                row['step'],
-                '-' if row['seconds'] is None else f'{row["seconds"]:.3f}',
-                f'{row["bytes"]:,}',
-                'yes' if row['is_complete'] else 'no',
-            ]
-            for row in rows
-        ]
-        terminal.print_table(terminal.make_console(width=120), headings, cells)
+        cells = [[row['step'], f'{row["bytes"]:,}', 'yes' if row['is_complete'] else 'no'] for row in rows]
+        terminal.print_table(terminal.make_console(width=120), ['step', 'bytes', 'complete'], cells)
     return 0
 
 

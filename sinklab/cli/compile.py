@@ -64,8 +64,7 @@ def print_report(report: dict) -> None:
     from sinklab.cli import terminal
 
     console = terminal.make_console(width=140)
-    axis_links = {axis: f' across {link}' for axis, link in report['crosses'].items()}
-    axes = ' x '.join(f'{axis} {size}{axis_links.get(axis, "")}' for axis, size in report['mesh'].items())
+    axes = ' x '.join(f'{axis} {size}' for axis, size in report['mesh'].items())
     console.print(
         f'{report["row"]} on {report["topology"]}: {axes}, attention {report["attention"]}, remat {report["remat"]}'
     )

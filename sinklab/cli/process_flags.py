@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=float,
         default=DEFAULT_GRACE_SECONDS,
         metavar='SECONDS',
-        help='seconds between SIGTERM and SIGKILL, in which a checkpoint is saved (default: %(default)g)',
+        help='seconds to wait for a job that still uses the folder, such as one that saves (default: %(default)g)',
     )
 
 

@@ -125,7 +125,7 @@ def run_training(args: argparse.Namespace, extra_args: list[str], group: Process
     from sinklab.cli import terminal
     from sinklab.cli.progress import MessageCallback, ProgressCallback, ProgressDisplay
     from sinklab.train import loop
-    from sinklab.train.run_outcome import DivergedError, ReplicaMismatchError, StoppedBySignal, classify_error
+    from sinklab.train.run_outcome import DivergedError, StoppedBySignal, classify_error
 
     request = run_on_all_or_raise(group, lambda: prepare_run(args, extra_args, group))
     run_dir, row = request.run_dir, request.row
@@ -133,7 +133,7 @@ def run_training(args: argparse.Namespace, extra_args: list[str], group: Process
     parent_step = broadcast_from_primary(group, lambda: request.parent_step)
     warm_start = run_on_all_or_raise(group, lambda: load_warm_start(request.parent, parent_step))
     with contextlib.ExitStack() as stack:
-        callbacks, records = [], []
+        callbacks = []
         if group.process_index == 0 and args.quiet:
             callbacks = [MessageCallback()]
         elif group.process_index == 0:
@@ -142,7 +142,7 @@ def run_training(args: argparse.Namespace, extra_args: list[str], group: Process
         if callbacks:
             callbacks += make_callbacks(args, request, callbacks[0].on_message)
         try:
-            records = loop.train(
+            loop.train(
                 request.spec,
                 request.layout,
                 run_dir,
@@ -155,19 +155,20 @@ def run_training(args: argparse.Namespace, extra_args: list[str], group: Process
             )
             exit_status = ExitStatus('done')
         except DivergedError as error:
-            step = digests.find_newest_step(run_dir)
+            # A checkpoint of the step before has the parameters that gave the metric.
+            steps = [step for step in run_dir.list_checkpoint_steps() if step < error.step - 1]
             checkpoint = (
-                'no checkpoint was saved' if step is None else f'the last good checkpoint is {run_dir}@{step}'
+                f'the last good checkpoint is {run_dir}@{steps[-1]}' if steps else 'no good checkpoint was saved'
             )
             message = f'{error}: the run has diverged; {checkpoint}'
             exit_status = dataclasses.replace(classify_error(error), message=message)
-        except (ReplicaMismatchError, StoppedBySignal) as error:
+        except StoppedBySignal as error:
             exit_status = classify_error(error)
     try:
         if exit_status.exit_code:
             print(f'sinklab train: {process_flags.format_exit_status(exit_status)}', file=sys.stderr, flush=True)
         elif group.process_index == 0 and not args.quiet:
-            print_results(run_dir, row, records)
+            print_results(run_dir, row, run_dir.read_records())
             sys.stdout.flush()
     except OSError:
         terminal.discard_stdout()

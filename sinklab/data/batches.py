@@ -147,10 +147,6 @@ class Batches:
     order_digest: str
     count_epochs: Callable[[int], dict[str, float]]
 
-    def compute_digest(self, step: int) -> str:
-        """Compute a digest of a batch, which processes compare to check that they read the same batch."""
-        return compute_digest(self.read_rows(step, range(self.batch_size)).tobytes())
-
 
 def compute_digest(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:16]

@@ -51,12 +51,6 @@ def shard_map_over_batch(
     )
 
 
-def get_manual_axes() -> tuple[str, ...]:
-    """Return the mesh axes that are manual (inside shard_map) in the program that is being traced."""
-    mesh = jax.sharding.get_abstract_mesh()
-    return () if mesh.empty else mesh.manual_axes
-
-
 def all_gather(array: jax.Array, *logical_axes: str | None) -> jax.Array:
     """All-gather an array of which this device has a shard, along its manual mesh axes."""
     return apply_to_sharded_axes(all_gather_axes, array, logical_axes)
@@ -127,6 +121,7 @@ def make_ring_groups(axis: str) -> list[tuple[int, list[list[int]] | None]]:
 def find_sharded_dimensions(logical_axes: Sequence[str | None]) -> list[tuple[int, str]]:
     """Return (dimension, mesh axis) of each dimension that is sharded along a manual mesh axis."""
     mesh = jax.sharding.get_abstract_mesh()
-    sharded_axes = {axis for axis in get_manual_axes() if mesh.shape[axis] > 1}
+    manual_axes = () if mesh.empty else mesh.manual_axes  # those inside shard_map
+    sharded_axes = {axis for axis in manual_axes if mesh.shape[axis] > 1}
     axes = [sharding.RULES[name] if name else None for name in logical_axes]
     return [(dimension, axis) for dimension, axis in enumerate(axes) if axis in sharded_axes]

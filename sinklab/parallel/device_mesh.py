@@ -6,7 +6,7 @@ import itertools
 import math
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import jax
@@ -85,40 +85,16 @@ def get_device_memory_bytes(num_local_processes: int = 1) -> int:
 
 
 def get_host_memory_bytes() -> int:
-    """Return the memory in bytes of the processes on this host: the host's or, if less, their cgroup's."""
-    return min([os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE'), *(limit for limit, _ in read_cgroups())])
+    """Return the memory of this host in bytes."""
+    return os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')
 
 
 def get_available_memory_bytes() -> int:
-    """Return the memory in bytes that processes can still take: the host's or, if less, their cgroup's."""
-    amounts = [get_host_memory_bytes(), *(max(limit - used, 0) for limit, used in read_cgroups())]
+    """Return the memory in bytes that processes on this host can still take."""
     with contextlib.suppress(OSError):
         if match := re.search(r'^MemAvailable: +(\d+) kB$', Path('/proc/meminfo').read_text(), re.MULTILINE):
-            amounts.append(int(match[1]) * 1024)
-    return min(amounts)
-
-
-def read_cgroups(
-    cgroup_file: Path = Path('/proc/self/cgroup'), cgroup_root: Path = Path('/sys/fs/cgroup')
-) -> Iterator[tuple[int, int]]:
-    """Yield (limit, use) in bytes of the memory of this process's cgroup and its parents (version 2).
-
-    In a container the cgroup path may be the host's, which is not mounted; the mounted root then has the limit.
-    Cached files that can be dropped do not count as used.
-
-    Args:
-        cgroup_file: The file that names the cgroup of this process.
-        cgroup_root: The folder where cgroups are mounted.
-    """
-    with contextlib.suppress(OSError):
-        folder = cgroup_root / cgroup_file.read_text().strip().rpartition('::/')[2]
-        for parent in (folder, *folder.parents):
-            with contextlib.suppress(OSError, ValueError):  # no such file, or `max`
-                limit = int((parent / 'memory.max').read_text())
-                cached = re.search(r'^inactive_file (\d+)$', (parent / 'memory.stat').read_text(), re.MULTILINE)
-                yield limit, int((parent / 'memory.current').read_text()) - (int(cached[1]) if cached else 0)
-            if parent == cgroup_root:
-                break
+            return int(match[1]) * 1024
+    return get_host_memory_bytes()
 
 
 def group_by_slice(devices: Sequence[jax.Device]) -> list[list[jax.Device]]:
@@ -194,19 +170,3 @@ def factor_into_rings(coords: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
 
 def count_changed_coords(first: Sequence[int], second: Sequence[int]) -> int:
     return sum(a != b for a, b in zip(first, second, strict=True))
-
-
-def find_crossed_boundaries(mesh: jax.sharding.Mesh) -> dict[str, str]:
-    """Return whether each axis of more than one device crosses slices, hosts, or neither."""
-    lines = {
-        axis: np.moveaxis(mesh.devices, index, 0).reshape(mesh.shape[axis], -1).T
-        for index, axis in enumerate(MESH_AXES)
-    }
-    return {axis: find_crossed_boundary(axis_lines) for axis, axis_lines in lines.items() if mesh.shape[axis] > 1}
-
-
-def find_crossed_boundary(lines: Sequence[Sequence[jax.Device]]) -> str:
-    for attribute, name in (('slice_index', 'slices'), ('process_index', 'hosts')):
-        if any(len({getattr(device, attribute, 0) for device in line}) > 1 for line in lines):
-            return name
-    return 'devices'

@@ -62,30 +62,28 @@ def sharded_einsum(
     """Compute the einsum of activations and a parameter that is sharded along its logical axes."""
     if not collectives.find_sharded_dimensions(axes):
         return mixed_precision_einsum(equation, axes, dtype, x, weight)
-    return merged_heads_einsum(HEAD_DIMS, equation, axes, dtype, x, weight)
+    return merged_heads_einsum(equation, axes, dtype, x, weight)
 
 
-def merged_heads_einsum(
-    merged_dims: str, equation: str, axes: tuple, dtype: jnp.dtype | None, x: jax.Array, weight: jax.Array
-):
-    """Compute an einsum with two dimensions merged, so that gathered shards are tiled as the whole matrix.
+def merged_heads_einsum(equation: str, axes: tuple, dtype: jnp.dtype | None, x: jax.Array, weight: jax.Array):
+    """Compute an einsum with the dimensions of heads merged, so that gathered shards are tiled as the whole matrix.
 
     By the estimate of the compiler, a 1B step takes 289 instead of 302 ms on v5e:16x16, and 484 instead of 493 ms on
     v5p:4x4x4.
     """
     x_dims, weight_dims, y_dims = equation.replace('->', ',').split(',')
-    if merged_dims not in weight_dims:
+    if HEAD_DIMS not in weight_dims:
         return mixed_precision_einsum(equation, axes, dtype, x, weight)
-    index = weight_dims.index(merged_dims)
+    index = weight_dims.index(HEAD_DIMS)
     sizes = weight.shape[index : index + 2]
     y = mixed_precision_einsum(
-        equation.replace(merged_dims, merged_dims[0]),
+        equation.replace(HEAD_DIMS, HEAD_DIMS[0]),
         axes[: index + 1] + axes[index + 2 :],
         dtype,
-        merge_dims(x, x_dims, merged_dims),
-        merge_dims(weight, weight_dims, merged_dims),
+        merge_dims(x, x_dims, HEAD_DIMS),
+        merge_dims(weight, weight_dims, HEAD_DIMS),
     )
-    index = y_dims.find(merged_dims)
+    index = y_dims.find(HEAD_DIMS)
     return y if index < 0 else y.reshape(*y.shape[:index], *sizes, *y.shape[index + 1 :])
 
 

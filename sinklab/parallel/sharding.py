@@ -44,7 +44,8 @@ def make_auto_partition_spec(shape: tuple[int, ...], logical_axes: Sequence[str 
     if not get_auto_axes():
         return PartitionSpec(*(None for _ in shape))
     mesh = jax.sharding.get_abstract_mesh()
-    spec = drop_indivisible_axes(mesh, shape, drop_manual_axes(mesh, logical_to_mesh_axes(*logical_axes)))
+    spec = restrict_spec(logical_to_mesh_axes(*logical_axes), mesh.auto_axes)
+    spec = drop_indivisible_axes(mesh, shape, spec)
     return PartitionSpec(*(entry if count_shards(mesh, entry) > 1 else None for entry in spec))
 
 
@@ -65,18 +66,12 @@ def constrain_sharding(array: jax.Array, *logical_axes: str | None) -> jax.Array
     if not get_auto_axes():
         return array
     mesh = jax.sharding.get_abstract_mesh()
-    return jax.lax.with_sharding_constraint(
-        array, drop_indivisible_axes(mesh, array.shape, drop_manual_axes(mesh, logical_to_mesh_axes(*logical_axes)))
-    )
-
-
-def drop_manual_axes(mesh: AbstractMesh, spec: PartitionSpec) -> PartitionSpec:
-    """Return the partition spec along automatic axes; along manual axes a device already has its shard."""
-    return restrict_spec(spec, mesh.auto_axes)
+    spec = restrict_spec(logical_to_mesh_axes(*logical_axes), mesh.auto_axes)
+    return jax.lax.with_sharding_constraint(array, drop_indivisible_axes(mesh, array.shape, spec))
 
 
 def restrict_spec(spec: PartitionSpec, allowed_axes: Collection[str]) -> PartitionSpec:
-    """Return the partition spec along the allowed mesh axes only."""
+    """Return the partition spec along the allowed mesh axes; along manual axes a device already has its shard."""
     return PartitionSpec(*(entry if set(to_axis_tuple(entry)) <= set(allowed_axes) else None for entry in spec))
 
 

@@ -148,7 +148,6 @@ def make_report(spec: Spec, compiled_run: CompiledRun) -> dict:
     return dict(
         devices=mesh.size,
         mesh=dict(mesh.shape),
-        crosses=device_mesh.find_crossed_boundaries(mesh),
         attention=compiled_run.backend,
         batch_size=spec.optimizer.batch_size,
         micro_batch=hardware.get_micro_batch_size(spec.optimizer.batch_size),

@@ -4,9 +4,8 @@ import errno
 
 from sinklab.errors import format_error
 
-# A full disk, a missing permission, a file of another kind, or a limit: the same command meets the same error.
-PERMANENT_ERRNOS = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR))
-PERMANENT_ERRNOS |= {errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.EFBIG}
+# A full disk, a missing permission, or a file of another kind: the same command meets the same error.
+PERMANENT_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR}
 PERMANENT_STATUSES = {'401', '403', '404'}  # of HTTP
 BUCKET_PACKAGES = 'gcsfs', 'aiohttp', 'google', 'requests'  # whose errors have no common base class
 
@@ -18,12 +17,13 @@ def is_storage_error(error: BaseException) -> bool:
 
 def is_permanent_error(error: BaseException) -> bool:
     """Return whether a storage error would occur again after a restart."""
-    if not is_storage_error(error):
-        return False
-    if getattr(error, 'errno', None) in PERMANENT_ERRNOS or str(getattr(error, 'code', '')) in PERMANENT_STATUSES:
-        return True
-    # gcsfs raises OSError('Forbidden: ...') for status 403, and google.auth a class of its own without credentials.
-    return str(error).startswith('Forbidden') or type(error).__name__ == 'DefaultCredentialsError'
+    return is_storage_error(error) and (
+        getattr(error, 'errno', None) in PERMANENT_ERRNOS
+        or str(getattr(error, 'code', '')) in PERMANENT_STATUSES
+        # gcsfs raises OSError('Forbidden: ...') for status 403, and google.auth a class of its own.
+        or str(error).startswith('Forbidden')
+        or type(error).__name__ == 'DefaultCredentialsError'
+    )
 
 
 def describe_storage_error(error: BaseException) -> str:

@@ -45,19 +45,13 @@ def read_json(path: Path, schema: Any = dict, remedy: str = RESTORE_REMEDY) -> A
         DamagedFileError: It is no JSON, has infinities or NaN, or does not match the schema.
     """
     try:
-        return parse_json(path.read_bytes(), path, schema, remedy)
+        # json and not msgspec, which refuses lone surrogates: names of files that are not UTF-8 have them.
+        decoded = json.loads(path.read_bytes(), parse_constant=refuse_constant)
+        msgspec.convert(decoded, schema)
     except IsADirectoryError as error:
         raise DamagedFileError(f'{path} is a folder instead of a file; move it away') from error
-
-
-def parse_json(content: bytes | str, name: object, schema: Any = dict, remedy: str = RESTORE_REMEDY) -> Any:
-    """Parse a JSON text as `read_json` does; `name` is its origin, for messages."""
-    try:
-        # json and not msgspec, which refuses lone surrogates: names of files that are not UTF-8 have them.
-        decoded = json.loads(content, parse_constant=refuse_constant)
-        msgspec.convert(decoded, schema)
     except (ValueError, RecursionError, msgspec.ValidationError) as error:
-        raise DamagedFileError(f'{name} is damaged ({format_error(error).replace("`", "")}); {remedy}') from error
+        raise DamagedFileError(f'{path} is damaged ({format_error(error).replace("`", "")}); {remedy}') from error
     return decoded
 
 
@@ -145,13 +139,11 @@ def list_entries(folder: Path) -> list[Path]:
         return []
 
 
-def list_files(folder: Path) -> list[str]:
-    """Return the relative paths of all files below a folder; none if it does not exist."""
-    return sorted(list_file_infos(folder))
-
-
 def list_file_infos(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return the metadata of all files below a folder by relative path: `size`, and in a bucket its digests."""
+    """Return the metadata of all files below a folder by relative path: `size`, and in a bucket its digests.
+
+    It is empty if the folder does not exist.
+    """
     if is_remote(folder):
         root = os.fspath(folder).partition('://')[2] + '/'
         infos = get_file_system().find(os.fspath(folder), detail=True)

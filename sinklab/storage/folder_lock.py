@@ -7,6 +7,7 @@ there the newest job owns the folder, and an older one stops before its next wri
 import contextlib
 import json
 import os
+import shutil
 import socket
 import uuid
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ import msgspec
 from filelock import FileLock, Timeout
 
 from sinklab.errors import UserError, print_status
-from sinklab.storage.files import open_writable_folder, read_json, write_text
+from sinklab.storage.files import list_entries, open_writable_folder, read_json, write_text
 from sinklab.storage.paths import is_remote
 
 LOCK_FILE, OWNER_FILE = 'run.lock', 'owner.json'
@@ -37,7 +38,7 @@ class FolderTakenError(UserError):
 
 @contextlib.contextmanager
 def hold_folder(folder: Path, wait_seconds: float = 0.0) -> Iterator[Callable[[], None]]:
-    """Use a folder exclusively; create it if it is missing, and delete it again if nothing is written there.
+    """Use a folder exclusively; create it if it is missing, and delete it if nothing is written there.
 
     Args:
         folder: A folder on a disk or in a bucket.
@@ -62,22 +63,15 @@ def hold_folder(folder: Path, wait_seconds: float = 0.0) -> Iterator[Callable[[]
             raise UserError(f'the bucket of {folder} does not exist; make it, or give another') from error
         yield check_owner
         return
-    is_new = not folder.exists()
     with open_writable_folder(folder):
         pass
-    try:
-        with lock_file(folder / LOCK_FILE, wait_seconds):
-            write_text(folder / OWNER_FILE, json.dumps(owner) + '\n')
-            try:
-                yield check_owner
-            finally:
-                if is_new and {path.name for path in folder.iterdir()} == {LOCK_FILE, OWNER_FILE}:
-                    (folder / OWNER_FILE).unlink()
-                    (folder / LOCK_FILE).unlink()
-    finally:
-        if is_new:
-            with contextlib.suppress(OSError):  # the folder has other files
-                folder.rmdir()
+    with lock_file(folder / LOCK_FILE, wait_seconds):
+        write_text(folder / OWNER_FILE, json.dumps(owner) + '\n')
+        try:
+            yield check_owner
+        finally:
+            if {path.name for path in list_entries(folder)} == {LOCK_FILE, OWNER_FILE}:
+                shutil.rmtree(folder)
 
 
 @contextlib.contextmanager

@@ -76,16 +76,12 @@ def resolve_path(path: Path) -> Path:
 
 
 def check_checkpoint_path(path: Path) -> None:
-    """Raise UserError for a folder from which Orbax could not restore checkpoints.
-
-    Orbax finds files with `glob` and does not escape the path, and TensorStore accepts UTF-8 alone.
-    """
+    """Raise UserError for a folder in which the `glob` of Orbax would not find checkpoints."""
     absolute_path = os.fspath(make_absolute(path))
-    is_utf8 = absolute_path.isascii() or absolute_path.encode(errors='replace').decode() == absolute_path
-    if not is_utf8 or any(char in absolute_path for char in PATTERN_CHARS):
+    if any(char in absolute_path for char in PATTERN_CHARS):
         raise UserError(
-            f'checkpoints in {absolute_path!a} could not be read; give a folder whose absolute path is UTF-8 and has '
-            f'none of {" ".join(PATTERN_CHARS)}'
+            f'checkpoints in {absolute_path!a} could not be read; give a folder whose absolute path has none of '
+            f'{" ".join(PATTERN_CHARS)}'
         )
 
 

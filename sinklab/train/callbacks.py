@@ -1,10 +1,8 @@
 """Callbacks of the training loop: base classes, TensorBoard, Weights & Biases, and the profiler."""
 
-import dataclasses
 import functools
 import hashlib
 import importlib
-import math
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -62,65 +60,18 @@ def summarize_newest_attempt(run_dir: RunDir, attempts: list[dict[str, Any]]) ->
         attempts: The attempts in environment.json, the newest one last.
 
     Returns:
-        The step at which the newest attempt started; the attention backends of all attempts as text, the newest
-        first; and the lines about changes, with the lineage if a fork starts with this attempt.
+        The step at which it started, its attention backend, and the lines about changes, with the lineage if a fork
+        starts with this attempt.
     """
-    step = attempts[-1]['step']
-    changes = attempts[-1].get('changes', [])
-    attention_backends = dict.fromkeys(attempt['attention'] for attempt in reversed(attempts))
-    lineage_lines = format_fork(run_dir.read_lineage()) if step == run_dir.read_start_step() else []
-    return step, ', earlier '.join(attention_backends), [*lineage_lines, *changes]
+    attempt = attempts[-1]
+    lineage_lines = format_fork(run_dir.read_lineage()) if attempt['step'] == run_dir.read_start_step() else []
+    return attempt['step'], attempt['attention'], [*lineage_lines, *attempt.get('changes', [])]
 
 
-RESERVED_PREFIXES = 'train/', 'valid/', 'speed/', 'data/'  # of metrics that are not in the registry
-
-# A function (step, metrics, state) -> new metrics, or None. `metrics` is the record of the step so far; `state` is
-# a dict of `step`, `params` and `opt_state`.
+# A function (step, metrics, state) -> new metrics, or None, which all processes of a run call after the same step, so
+# that it can compute with sharded arrays. `metrics` is the record of the step so far; `state` is a dict of `step`,
+# `params` and `opt_state`, whose arrays the next step donates.
 StateFunction = Callable[[int, dict[str, Any], dict[str, Any]], Mapping[str, float] | None]
-
-
-@dataclasses.dataclass(frozen=True)
-class StateCallback:
-    """A function that is called with the train state after every `every` steps, and after the last step.
-
-    It is called on all processes of a run after the same step, so that it can compute with sharded arrays. The next
-    step donates the state, so the function must not keep its arrays. The metrics that it returns become part of the
-    record of the step, in metrics.jsonl and for other callbacks. If it raises an exception, the run ends. A
-    checkpoint that is due at the step is saved before.
-
-    It is not called after a step at which a signal stops the run, even if that is the last step.
-
-    Args:
-        fn: The function.
-        every: Number of steps between two calls; 0: only after the last step.
-    """
-
-    fn: StateFunction
-    every: int
-
-    def __post_init__(self) -> None:
-        if not callable(self.fn) or type(self.every) is not int or self.every < 0:
-            raise UserError(
-                f'({self.fn!r}, {self.every!r}) is not a state callback; give a function of (step, metrics, state) '
-                'and a number of steps, 0 or more'
-            )
-
-    def call(self, step: int, record: dict[str, Any], state: dict[str, Any]) -> dict[str, float]:
-        """Call the function, and return its metrics; raises UserError unless they are finite and have new names."""
-        metrics = self.fn(step, dict(record), state) or {}
-        for metric, value in metrics.items():
-            if metric in record or is_reserved(metric):
-                raise UserError(f'{self.fn!r} returned {metric}, which is the name of another metric; rename it')
-            if not math.isfinite(value):
-                raise UserError(f'{self.fn!r} returned {metric}={value}; return finite numbers')
-        return {metric: float(value) for metric, value in metrics.items()}
-
-
-def is_reserved(name: str) -> bool:
-    """Return whether training or the registry of metrics uses a name, so that no state callback may return it."""
-    from sinklab.metrics.registry import find_metric_info
-
-    return name in ('step', 'seconds') or name.startswith(RESERVED_PREFIXES) or find_metric_info(name) is not None
 
 
 class BestEffortCallback(Callback):
@@ -235,7 +186,7 @@ class ProfilerCallback(Callback):
 
     def __init__(self, run_dir: RunDir, steps: range, print_line: Callable[[str], None]):
         self.path, self.steps, self.print_line = run_dir.path / 'profile', steps, print_line
-        self.is_tracing = self.has_traced = False
+        self.is_tracing = False
 
     def on_train_begin(self, step: int, attention: str, changes: list[str]) -> None:
         self.start_if_due(step)
@@ -251,25 +202,22 @@ class ProfilerCallback(Callback):
     def on_train_end(self) -> None:
         if self.is_tracing:
             self.stop()
-        elif not self.has_traced:
-            self.print_line(f'no step was traced: this attempt runs none of the steps {self.format_steps()}')
 
     def start_if_due(self, finished_step: int) -> None:
-        """Start the trace, once, if the steps begin within the next two."""
-        if not self.has_traced and self.steps[0] - 2 <= finished_step < self.steps[-1]:
+        """Start the trace if the steps begin within the next two."""
+        if not self.is_tracing and self.steps[0] - 2 <= finished_step < self.steps[-1]:
             import jax
 
             options = jax.profiler.ProfileOptions()
             options.python_tracer_level = 0  # a million calls during compilation would fill the trace
             jax.profiler.start_trace(str(self.path), profiler_options=options)
-            self.is_tracing = self.has_traced = True
+            self.is_tracing = True
 
     def stop(self) -> None:
         import jax
 
         jax.profiler.stop_trace()
         self.is_tracing = False
-        self.print_line(f'steps {self.format_steps()} are traced in {self.path}, for XProf or TensorBoard')
-
-    def format_steps(self) -> str:
-        return f'{self.steps[0]} to {self.steps[-1]}'
+        self.print_line(
+            f'steps {self.steps[0]} to {self.steps[-1]} are traced in {self.path}, for XProf or TensorBoard'
+        )

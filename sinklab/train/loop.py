@@ -5,7 +5,6 @@ import dataclasses
 import functools
 import math
 import platform
-import shutil
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -26,7 +25,6 @@ from sinklab.process_group import (
     ProcessGroup,
     broadcast_from_primary,
     check_equal_on_all,
-    describe_difference,
     run_on_all_or_raise,
     set_hang_timer,
 )
@@ -34,12 +32,10 @@ from sinklab.resume_checks import check_run_dir, list_changes
 from sinklab.run_dir import MetricsWriter, RunDir
 from sinklab.storage.files import poll_until
 from sinklab.storage.folder_lock import DEFAULT_GRACE_SECONDS, FolderTakenError, hold_folder, read_owner
-from sinklab.storage.paths import is_remote
 from sinklab.train import memory_estimate, sink_probe, state, step, warm_start
-from sinklab.train.callbacks import Callback, StateCallback, StateFunction, summarize_newest_attempt
+from sinklab.train.callbacks import Callback, StateFunction, summarize_newest_attempt
 from sinklab.train.run_outcome import (
     DivergedError,
-    ReplicaMismatchError,
     StoppedBySignal,
     collect_stop_signals,
     write_outcome,
@@ -64,23 +60,21 @@ def train(
     origin: warm_start.WarmStart | None = None,
     grace_seconds: float = DEFAULT_GRACE_SECONDS,
     step_timeout: float = 600.0,
-) -> list[dict]:
+) -> None:
     """Train a run, resuming from the newest checkpoint in `run_dir` or from the checkpoint of `origin`.
 
     Args:
         spec: Config of the run.
         hardware: Layout and options of the devices.
-        run_dir: Run directory, which is locked.
+        run_dir: Run directory, which is locked. Its metrics.jsonl gets the records.
         row: Content of row.json.
         *callbacks: Callbacks, which are called on process 0 with metrics and messages.
-        state_callbacks: Pairs (fn, every) of functions that are called on all processes with the train state.
+        state_callbacks: Pairs (fn, every) of functions that are called on all processes with the train state after
+            every `every` steps and after the last step; with 0, only after the last step.
         group: Processes of the run; None for a single process.
         origin: Checkpoint of another run that a new run starts from; None for a run from scratch.
-        grace_seconds: Time between a stop signal and the forced end of the run.
+        grace_seconds: Time to wait for another job that uses the run directory, for example while it stops.
         step_timeout: Seconds without the end of a step after which a run of several processes ends.
-
-    Returns:
-        All records of the run on process 0, and [] on other processes.
 
     Raises:
         UserError: The config, layout, data, run directory or warm start does not fit; a program does not fit in
@@ -88,30 +82,12 @@ def train(
         FolderTakenError: Another job owns the run directory.
         DivergedError: A metric is not finite.
         StoppedBySignal: A signal requested a stop, and a checkpoint was saved.
-        ReplicaMismatchError: Replicas or processes hold different values.
     """
-    functions = [StateCallback(*pair) for pair in state_callbacks]
     group = group or ProcessGroup()
-    if group.process_index > 0:
-        run_dir, callbacks = RunDir(run_dir.path, is_writable=False), ()
-    run_attempt(spec, hardware, run_dir, row, callbacks, functions, group, origin, grace_seconds, step_timeout)
-    return run_dir.read_records() if group.process_index == 0 else []
-
-
-def run_attempt(
-    spec: Spec,
-    hardware: Hardware,
-    run_dir: RunDir,
-    row: dict,
-    callbacks: Sequence[Callback],
-    state_callbacks: list[StateCallback],
-    group: ProcessGroup,
-    origin: warm_start.WarmStart | None,
-    grace_seconds: float,
-    step_timeout: float,
-) -> None:
-    """Run one attempt at a run, from its setup to its last step; see `train`."""
     is_primary = group.process_index == 0
+    if not is_primary:
+        run_dir = RunDir(run_dir.path, is_writable=False)
+        callbacks = ()
     with contextlib.ExitStack() as stack:
         # Lock the run directory. It is checked before, so that no file is written into a directory that is refused,
         # and again, because another job may have used it until now.
@@ -122,7 +98,7 @@ def run_attempt(
 
         # Set up the layout, the attention backend, the data and the files of the run.
         warm_start.check_warm_start(origin, spec, run_dir, group)
-        hardware, mesh, backend_choice, data = set_up(spec, hardware, run_dir, group)
+        hardware, mesh, backend_choice, data = set_up(spec, hardware, group)
         program_args = spec, hardware, mesh, backend_choice.backend
         broadcast_from_primary(group, lambda: initialize_run_dir(run_dir, spec, row, data, origin))
         stack.enter_context(jax.set_mesh(mesh))
@@ -131,46 +107,44 @@ def run_attempt(
         for callback in callbacks:
             stack.callback(callback.on_train_end)
 
-        # Find the step to resume from. Evaluations that an earlier attempt did not reach are missing at that step.
-        start_step = broadcast_from_primary(group, run_dir.read_start_step)
-        sound_step, damage_lines = checkpointer.choose_sound_step()
-        if sound_step is None and warm_start.save_first_checkpoint(origin, spec, mesh, start_step, checkpointer):
-            sound_step = start_step
-        resume_step = start_step if sound_step is None else sound_step
+        # Choose the step to resume from. Evaluations that an earlier attempt did not reach are missing at that step.
+        resume = choose_resume_point(checkpointer, origin)
         layout_lines = memory_estimate.format_device_layout(*program_args)
-        send_messages(callbacks, [*damage_lines, *layout_lines])
-        evaluator = Evaluator(program_args, data, run_dir, state_callbacks, start_step)
-        logged_names, seconds = broadcast_from_primary(group, lambda: read_resume_record(run_dir, resume_step))
-        missing_evals = [name for name in evaluator.find_due(resume_step).evaluations if name not in logged_names]
-        steps = range(resume_step + 1, spec.optimizer.steps + 1)
+        send_messages(callbacks, [*resume.damage_lines, *layout_lines])
+        evaluator = Evaluator(program_args, data, run_dir, state_callbacks, resume.start_step)
+        logged_names, seconds = broadcast_from_primary(group, lambda: read_resume_record(run_dir, resume.step))
+        missing_evals = [name for name in evaluator.find_due(resume.step).evaluations if name not in logged_names]
+        steps = range(resume.step + 1, spec.optimizer.steps + 1)
         if not steps and not missing_evals:
             return
         start_time = time.perf_counter() - seconds
 
         # Restore or initialize the state.
-        if sound_step is None:
-            train_state = state.create_state(spec, mesh)
+        if resume.has_checkpoint:
+            train_state = checkpointer.restore(resume.step, state.make_abstract_state(spec, mesh))
+        elif resume.is_fork:
+            train_state = warm_start.load_origin_state(origin, spec, mesh)
+            checkpointer.save(resume.step, train_state)  # after that, the fork no longer needs its origin
         else:
-            train_state = checkpointer.restore(resume_step, state.make_abstract_state(spec, mesh))
+            train_state = state.create_state(spec, mesh)
         if is_primary:
             check_owner()
-            attempts = record_attempt(run_dir, spec, hardware, mesh, backend_choice, resume_step)
+            attempts = record_attempt(run_dir, spec, hardware, mesh, backend_choice, resume.step)
             for callback in callbacks:
                 callback.on_train_begin(*summarize_newest_attempt(run_dir, attempts))
         if fallback_line := backend_choice.describe_fallback():  # repeated at the end, after thousands of lines
             stack.callback(send_messages, callbacks, [fallback_line])
-        writer = stack.enter_context(contextlib.closing(MetricsWriter(run_dir, resume_step, check_owner)))
+        writer = stack.enter_context(contextlib.closing(MetricsWriter(run_dir, resume.step, check_owner)))
         logger = MetricsLogger(spec, mesh, data, writer, callbacks, start_time)
         if missing_evals:
-            record = {'step': resume_step, 'seconds': logger.get_seconds()}
-            record |= evaluator.evaluate(missing_evals, resume_step, train_state['params'])
+            record = {'step': resume.step, 'seconds': logger.get_seconds()}
+            record |= evaluator.evaluate(missing_evals, resume.step, train_state['params'])
             logger.report_record(record, is_logged=True)
         if not steps:
             return
 
         # Compile the step.
         run_step = compile_step(program_args, train_state)
-        find_replica_mismatch = state.make_mismatch_finder(spec, mesh)
         make_request_array = functools.cache(functools.partial(sharding.make_per_device_array, mesh=mesh))
         batch_shape = spec.optimizer.batch_size, spec.data.length + 1
 
@@ -182,7 +156,6 @@ def run_attempt(
         received_signals = stack.enter_context(collect_stop_signals())
         stack.callback(set_hang_timer, 0)
         last_save_time = time.monotonic()
-        has_warned = False
         logger.restart_timer()
 
         # Metrics of a step are read while the next step computes, unless the state is needed, which the next step
@@ -192,16 +165,13 @@ def run_attempt(
             if group.process_count > 1:
                 set_hang_timer(step_timeout)
             checkpointer.raise_save_error()
-            if not has_warned and (checkpointer.save_seconds or 0.0) > grace_seconds:
-                has_warned = True
-                send_messages(callbacks, [describe_short_grace(checkpointer.save_seconds, grace_seconds)])
             is_save_due = is_primary and 0 < 60 * spec.checkpoint.every_minutes < time.monotonic() - last_save_time
             own_request = max([*received_signals, SAVE_REQUEST if is_save_due else 0])
             with jax.profiler.StepTraceAnnotation('train', step_num=step_num):
                 train_state, step_metrics = run_step(train_state, next(batches), make_request_array(own_request))
             request = 0
             if unread_metrics:
-                metrics, request = read_metrics(step_num - 1, unread_metrics, checkpointer)
+                metrics, request = read_metrics(step_num - 1, unread_metrics)
                 logger.report_record(logger.make_record(step_num - 1, metrics), logger.is_logged(step_num - 1))
             due = evaluator.find_due(step_num)
             if not request and not any(due):
@@ -210,21 +180,20 @@ def run_attempt(
 
             # Evaluate. Before a stop there is no time for that: the next attempt finds what is missing.
             check_owner()
-            metrics, newer_request = read_metrics(step_num, step_metrics, checkpointer)
-            unread_metrics, request = None, max(request, newer_request)
+            metrics, newer_request = read_metrics(step_num, step_metrics)
+            unread_metrics = None
+            request = max(request, newer_request)
             is_stopping = request > SAVE_REQUEST
             record = logger.make_record(step_num, metrics)
             if not is_stopping:
                 record |= evaluator.evaluate(due.evaluations, step_num, train_state['params'])
             try:
-                for state_callback in due.callbacks if not is_stopping else []:
-                    record |= state_callback.call(step_num, record, train_state)
-            finally:  # also after an error in a state callback: the state is correct, and the run can resume from it
-                is_logged = logger.is_logged(step_num) or bool(due.evaluations or due.callbacks)
+                for function in due.state_functions if not is_stopping else []:
+                    record |= call_state_function(function, step_num, record, train_state)
+            finally:  # also after an error in a state function: the state is correct, and the run can resume from it
+                is_logged = logger.is_logged(step_num) or bool(due.evaluations or due.state_functions)
                 logger.report_record(record, is_logged)
                 if request or due.save:
-                    mismatch = find_replica_mismatch(train_state['params'])
-                    check_replicas(step_num, mismatch, metrics, data, group)
                     writer.upload()
                     checkpointer.save(step_num, train_state)
                     last_save_time = time.monotonic()
@@ -235,11 +204,38 @@ def run_attempt(
         checkpointer.wait_until_finished()  # while signals are collected, so that none ends the last save
 
 
+class ResumePoint(NamedTuple):
+    """The step after which an attempt begins, and where its state comes from."""
+
+    start_step: int  # after which the run began: 0, or that of its parent
+    step: int
+    has_checkpoint: bool  # at `step`; otherwise the state comes from the parent, or is initialized
+    is_fork: bool
+    damage_lines: list[str]  # about checkpoints that are skipped
+
+
+def choose_resume_point(checkpointer: Checkpointer, origin: warm_start.WarmStart | None) -> ResumePoint:
+    """Choose the newest sound checkpoint, or the start of the run if there is none.
+
+    Raises:
+        UserError: All checkpoints are damaged, or the run is a fork that still needs its parent and cannot use it.
+    """
+    run_dir, group = checkpointer.run_dir, checkpointer.group
+    start_step = broadcast_from_primary(group, run_dir.read_start_step)
+    sound_step, damage_lines = checkpointer.choose_sound_step()
+    if sound_step is not None:
+        return ResumePoint(start_step, sound_step, True, False, damage_lines)
+    if lineage := broadcast_from_primary(group, run_dir.read_lineage):
+        warm_start.require_origin(origin, run_dir, lineage)
+        warm_start.verify_origin(origin, group)
+    return ResumePoint(start_step, start_step, False, bool(lineage), damage_lines)
+
+
 class DueWork(NamedTuple):
     """Work that is due after a step and needs its state."""
 
     evaluations: list[str]  # names of metrics; a record without the metric shows that the evaluation has not run
-    callbacks: list[StateCallback]
+    state_functions: list[StateFunction]
     save: bool
 
 
@@ -251,7 +247,7 @@ class Evaluator:
         program_args: ProgramArgs,
         data: RunData,
         run_dir: RunDir,
-        state_callbacks: list[StateCallback],
+        state_callbacks: Sequence[tuple[StateFunction, int]],
         start_step: int,
     ):
         self.spec, _, mesh, _ = program_args
@@ -270,7 +266,7 @@ class Evaluator:
         intervals = {'valid/loss': self.spec.valid.every_steps, HEADLINE_METRIC.name: self.spec.probe.every_steps}
         return DueWork(
             [name for name, every in intervals.items() if is_due(every) or step_num == self.start_step],
-            [callback for callback in self.state_callbacks if is_due(callback.every)],
+            [function for function, every in self.state_callbacks if is_due(every)],
             is_due(self.spec.checkpoint.every_steps),
         )
 
@@ -361,40 +357,27 @@ def send_messages(callbacks: Sequence[Callback], lines: Iterable[str]) -> None:
             callback.on_message(line)
 
 
-def describe_short_grace(save_seconds: float, grace_seconds: float) -> str:
-    return (
-        f'a save takes {save_seconds:.2g} s, longer than --grace={grace_seconds:g}: a stopped run may be killed '
-        'before it is saved; request a longer grace period, and pass it as --grace'
-    )
-
-
-def read_metrics(
-    step_num: int, device_metrics: dict[str, jax.Array], checkpointer: Checkpointer
-) -> tuple[dict[str, float], int]:
+def read_metrics(step_num: int, device_metrics: dict[str, jax.Array]) -> tuple[dict[str, float], int]:
     """Wait for the end of a step, and return its metrics and the largest request of all processes.
 
     Raises:
-        DivergedError: A metric is not finite. The checkpoint of the step before, whose parameters gave the metric, is
-            deleted.
+        DivergedError: A metric is not finite.
     """
     metrics = {name: float(value) for name, value in jax.device_get(device_metrics).items()}
     request = int(metrics.pop('request'))
     if not all(map(math.isfinite, metrics.values())):
-        checkpointer.delete_if_newest(step_num - 1)
         raise DivergedError(step_num, metrics)
     return metrics, request
 
 
-def check_replicas(
-    step_num: int, mismatch: str | None, metrics: dict[str, float], data: RunData, group: ProcessGroup
-) -> None:
-    """Raise ReplicaMismatchError for a given mismatch, or if processes have different data or metrics."""
-    if group.process_count > 1 and not mismatch:
-        local_values = {'the batch': data.batches.compute_digest(step_num - 1)}
-        local_values |= {name: value.hex() for name, value in metrics.items()}
-        mismatch = describe_difference(group.all_gather(local_values))
-    if mismatch:
-        raise ReplicaMismatchError(step_num, mismatch)
+def call_state_function(
+    function: StateFunction, step_num: int, record: dict[str, Any], train_state: dict
+) -> dict[str, float]:
+    """Call a function with the train state, and return its metrics; raises UserError if they are invalid."""
+    metrics = {name: float(value) for name, value in (function(step_num, dict(record), train_state) or {}).items()}
+    if metrics.keys() & record.keys() or not all(map(math.isfinite, metrics.values())):
+        raise UserError(f'{function!r} returned {metrics}; return finite numbers, with names that {[*record]} lacks')
+    return metrics
 
 
 @contextlib.contextmanager
@@ -418,9 +401,9 @@ def hold_run_dir(run_dir: RunDir, group: ProcessGroup, grace_seconds: float) -> 
 
 
 def set_up(
-    spec: Spec, hardware: Hardware, run_dir: RunDir, group: ProcessGroup
+    spec: Spec, hardware: Hardware, group: ProcessGroup
 ) -> tuple[Hardware, jax.sharding.Mesh, BackendChoice, RunData]:
-    """Choose the layout and the attention backend, check memory and disk, and load the data.
+    """Choose the layout and the attention backend, check the memory, and load the data.
 
     Returns:
         The layout with the chosen micro-batch and remat policy, the mesh, the attention backend, and the data. They
@@ -444,26 +427,9 @@ def set_up(
 
     layout, mesh, backend_choice = run_on_all_or_raise(group, choose_layout)
     check_equal_on_all(group, {'the attention backend': backend_choice.backend})
-    broadcast_from_primary(group, lambda: check_disk_space(spec, run_dir, mesh))
     data = run_on_all_or_raise(group, lambda: load_run_data(spec))
     check_equal_on_all(group, {f'the data ({name})': value for name, value in data.fingerprint.items()})
     return layout, mesh, backend_choice, data
-
-
-def check_disk_space(spec: Spec, run_dir: RunDir, mesh: jax.sharding.Mesh) -> None:
-    """Raise UserError if the disk of a run directory, which exists, has no space for its checkpoints."""
-    saved_steps = run_dir.list_checkpoint_steps()
-    if is_remote(run_dir.path) or spec.optimizer.steps in saved_steps:
-        return
-    num_copies = spec.checkpoint.keep + 1  # one more while the newest is being written
-    needed_bytes = max(0, num_copies - len(saved_steps)) * state.count_bytes(state.make_abstract_state(spec, mesh))
-    free_bytes = shutil.disk_usage(run_dir.path).free
-    if needed_bytes > free_bytes:
-        raise UserError(
-            f'{run_dir} has {free_bytes / 1e9:.2f} GB of free space, and {num_copies} checkpoints need '
-            f'{needed_bytes / 1e9:.2f} GB more; free some space, choose another --workdir, or lower '
-            'config.checkpoint.keep'
-        )
 
 
 def initialize_run_dir(
@@ -477,8 +443,9 @@ def initialize_run_dir(
 
 def read_resume_record(run_dir: RunDir, resume_step: int) -> tuple[list[str], float]:
     """Return the names of the metrics that are logged at a step, and the seconds that the run took to reach it."""
-    record = next((record for record in run_dir.read_records() if record['step'] == resume_step), {})
-    return list(record), run_dir.read_elapsed_seconds(resume_step)
+    records = [record for record in run_dir.read_records() if record['step'] <= resume_step]
+    names = [name for record in records if record['step'] == resume_step for name in record]
+    return names, max((record.get('seconds', 0.0) for record in records), default=0.0)
 
 
 def record_attempt(
@@ -515,7 +482,7 @@ def close_checkpointer(checkpointer: Checkpointer) -> Iterator[None]:
         except (FolderTakenError, KeyboardInterrupt):
             stack.pop_all()
             raise
-        except (StoppedBySignal, DivergedError, ReplicaMismatchError):
+        except (StoppedBySignal, DivergedError):
             checkpointer.wait_on_all_processes()
             raise
         checkpointer.wait_on_all_processes()

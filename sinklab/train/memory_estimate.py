@@ -14,7 +14,7 @@ from flax import nnx
 from sinklab import chip_specs
 from sinklab.config.spec import SAVEABLE_ACTIVATIONS, Hardware, Spec
 from sinklab.errors import UserError, format_error
-from sinklab.parallel import device_mesh, sharding
+from sinklab.parallel import sharding
 from sinklab.train import loss, state
 from sinklab.train.step import make_hidden_states_fn
 
@@ -274,8 +274,7 @@ def format_device_layout(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh
     """Describe the device layout of a run in one line; return [] for one device of an unknown kind."""
     if mesh.size == 1 and not compute_mesh_peak_flops(mesh):
         return []
-    crossings = device_mesh.find_crossed_boundaries(mesh)
-    axes = ', '.join(f'{axis} {size} across {crossings[axis]}' for axis, size in mesh.shape.items() if size > 1)
+    axes = ', '.join(f'{axis} {size}' for axis, size in mesh.shape.items() if size > 1)
     estimate = estimate_memory(spec, hardware, mesh, backend)
     sizes = (f'{getattr(estimate, name) / 1e9:.3g} GB of {name}' for name in ('parameters', 'moments', 'activations'))
     return [f'{mesh.size} devices ({axes or "not sharded"}), each with {", ".join(sizes)}; remat {hardware.remat}']

@@ -41,14 +41,6 @@ class StoppedBySignal(Exception):
         self.signal, self.step = signal.Signals(signal_number), step
 
 
-class ReplicaMismatchError(RuntimeError):
-    """Processes have different values where they must be the same."""
-
-    def __init__(self, step: int, mismatch: str):
-        super().__init__(f'{mismatch}, at step {step}; the run continues from the previous checkpoint')
-        self.step = step
-
-
 @contextlib.contextmanager
 def write_outcome(run_dir: RunDir) -> Iterator[None]:
     """Write outcome.json when the block ends, if the directory holds a run."""
@@ -91,8 +83,6 @@ def classify_error(error: BaseException) -> ExitStatus:
             return ExitStatus('refused', str(error))
         case DivergedError():
             return ExitStatus('diverged', str(error))
-        case ReplicaMismatchError():
-            return ExitStatus('lost', str(error))
         case StoppedBySignal():
             return ExitStatus('stopped', str(error), signal_number=error.signal)
         case _ if is_permanent_error(error):

@@ -1,4 +1,4 @@
-"""The train state, a pytree {step, params, opt_state}: its initialization, shapes, shardings and replicas."""
+"""The train state, a pytree {step, params, opt_state}: its initialization, shapes and shardings."""
 
 import functools
 from collections.abc import Callable
@@ -6,15 +6,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from flax import nnx
-from jax.sharding import PartitionSpec
 
 from sinklab.config.spec import Spec
 from sinklab.model.transformer import Transformer
 from sinklab.parallel import sharding
-from sinklab.parallel.device_mesh import MESH_AXES
 from sinklab.train.optimizer import make_muon_dimension_numbers, make_optimizer
 
 # Initialization runs only once. On CPU this option gives the same bits in a fifth of the time. Other platforms have
@@ -123,49 +120,3 @@ def make_abstract_state(spec: Spec, mesh: jax.sharding.Mesh) -> dict:
 def count_bytes(tree: dict) -> int:
     """Return the bytes of all leaves."""
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))
-
-
-def make_mismatch_finder(spec: Spec, mesh: jax.sharding.Mesh) -> Callable[[dict], str | None]:
-    """Make a function params -> description of a replica of a shard with other bits, or None."""
-    param_shardings = get_state_shardings(spec, mesh)['params']
-    param_specs = jax.tree.map(lambda leaf_sharding: leaf_sharding.spec, param_shardings)
-    shapes = jax.tree.leaves(get_state_shapes(spec)['params'])
-    replicas = [
-        (leaf, jax.tree_util.keystr(path), devices)
-        for leaf, (path, leaf_sharding) in enumerate(jax.tree_util.tree_leaves_with_path(param_shardings))
-        for devices in group_devices_by_shard(leaf_sharding, shapes[leaf].shape)
-        if len(devices) > 1
-    ]
-    if not replicas:
-        return lambda params: None
-
-    def sum_local_bits(params: dict) -> jax.Array:
-        """Sum the bits of the shard of each leaf on this device: uint32_1N; a flipped bit changes the sum."""
-        bits = (jax.lax.bitcast_convert_type(leaf, jnp.uint32) for leaf in jax.tree.leaves(params))
-        return jnp.stack([part.sum(dtype=jnp.uint32) for part in bits])[None]
-
-    sum_bits = jax.jit(
-        jax.shard_map(sum_local_bits, in_specs=(param_specs,), out_specs=PartitionSpec(MESH_AXES), check_vma=False),
-        out_shardings=sharding.make_replicated_sharding(mesh),
-    )
-
-    def find_mismatch(params: dict) -> str | None:
-        sums = dict(zip(mesh.devices.flat, np.asarray(sum_bits(params)), strict=True))
-        for leaf, name, (first, *others) in replicas:
-            for other in others:
-                if sums[first][leaf] != sums[other][leaf]:
-                    places = [f'device {device.id} of process {device.process_index}' for device in (first, other)]
-                    return f'{name} differs on {" and ".join(places)}'
-        return None
-
-    return find_mismatch
-
-
-def group_devices_by_shard(
-    leaf_sharding: jax.sharding.NamedSharding, shape: tuple[int, ...]
-) -> list[list[jax.Device]]:
-    """Group the devices that hold the same shard of an array."""
-    groups: dict[str, list[jax.Device]] = {}
-    for device, index in leaf_sharding.devices_indices_map(shape).items():
-        groups.setdefault(str(index), []).append(device)
-    return list(groups.values())

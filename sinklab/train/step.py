@@ -169,7 +169,9 @@ def make_abstract_inputs(spec: Spec, mesh: jax.sharding.Mesh) -> tuple[jax.Shape
 def make_train_step(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend: str = 'chunked') -> Callable:
     """Make the train step: step(state, ids_BT, request_per_device) -> (state, metrics); the state is donated.
 
-    The metric `request` is the largest request of all devices, so that every process receives the requests of others.
+    Of the metrics of attention, a step has only those of its own batch, whose names end with `/context`; all others
+    come from the sink probe. The metric `request` is the largest request of all devices, so that every process
+    receives the requests of others.
     """
     first_target = spec.model.mask.prefix or 1  # all queries see the prefix, so that it is not predicted
     setting = make_setting(spec, spec.data.length, count_learned_kv(spec.model))

@@ -6,15 +6,13 @@ from typing import Any
 
 import jax
 
-from sinklab.checkpoint import digests
-from sinklab.checkpoint.checkpointer import Checkpointer, find_damage_on_all, load_state, read_metadata
+from sinklab.checkpoint.checkpointer import find_damage_on_all, load_state, read_metadata
 from sinklab.config.differences import flatten_dict, format_differences
 from sinklab.config.spec import Spec, WarmStartTakes
 from sinklab.errors import UserError
 from sinklab.process_group import ProcessGroup, broadcast_from_primary, check_equal_on_all
 from sinklab.run_dir import RunDir
 from sinklab.run_ref import format_run_ref
-from sinklab.storage.files import poll_until
 from sinklab.storage.paths import make_absolute, make_relative, resolve_path
 from sinklab.train import state
 
@@ -22,32 +20,8 @@ DATA_ORDER_FIELDS = ('data.', 'optimizer.batch_size ')  # fields that determine 
 
 
 @dataclasses.dataclass(frozen=True)
-class WarmStartMode:
-    """Mode of a warm start: what a fork takes from a checkpoint."""
-
-    state_keys: tuple[str, ...]  # keys of the train state that are taken
-    fixed_fields: tuple[str, ...]  # fields of the config that must not change, so that these fit
-    keeps_step_and_data: bool  # whether the fork begins at the checkpoint's step, in the same data
-    message_prefix: str  # in messages, before 'step N of RUN'
-
-
-# Token ids of another task have other meanings, so that its parameters cannot be used.
-WARM_START_MODES = {
-    '': WarmStartMode(
-        ('step', 'params', 'opt_state'),
-        ('optimizer.name', 'data.task'),
-        keeps_step_and_data=True,
-        message_prefix='at',
-    ),
-    'params': WarmStartMode(
-        ('params',), ('data.task',), keeps_step_and_data=False, message_prefix='with the parameters of'
-    ),
-}
-
-
-@dataclasses.dataclass(frozen=True)
 class WarmStart:
-    """A checkpoint that a fork starts from."""
+    """A checkpoint that a fork starts from, and what it takes: `params`, or all of the train state."""
 
     run_dir: RunDir
     step: int
@@ -58,17 +32,28 @@ class WarmStart:
         return f'--from={format_run_ref(self.takes, self.run_dir, self.step)}'
 
     @property
-    def mode(self) -> WarmStartMode:
-        return WARM_START_MODES[self.takes]
+    def takes_all(self) -> bool:
+        """Whether the fork takes the whole state, so that it begins at the checkpoint's step, in the same data."""
+        return not self.takes
+
+    @property
+    def state_keys(self) -> tuple[str, ...]:
+        return ('step', 'params', 'opt_state') if self.takes_all else ('params',)
+
+    @property
+    def fixed_fields(self) -> tuple[str, ...]:
+        """Fields of the config that must not change; token ids of another task have other meanings."""
+        return ('data.task', 'optimizer.name') if self.takes_all else ('data.task',)
 
     @property
     def start_step(self) -> int:
         """The step after which the fork begins."""
-        return self.step if self.mode.keeps_step_and_data else 0
+        return self.step if self.takes_all else 0
 
 
 def check_warm_start(origin: WarmStart | None, spec: Spec, run_dir: RunDir, group: ProcessGroup) -> None:
     """Raise UserError, before data is read, if a new run cannot start from its origin."""
+    check_equal_on_all(group, {'the step of --from': origin and origin.step})  # None if a process does not see it
     if broadcast_from_primary(group, lambda: origin is not None and not run_dir.has_run()):
         broadcast_from_primary(group, lambda: check_compatible_spec(origin, spec))
         verify_origin(origin, group)
@@ -77,7 +62,7 @@ def check_warm_start(origin: WarmStart | None, spec: Spec, run_dir: RunDir, grou
 
 def check_state_keys(origin: WarmStart) -> None:
     """Raise UserError if a checkpoint, such as that of an imported model, lacks a key that is taken."""
-    if missing_keys := set(origin.mode.state_keys) - read_metadata(get_checkpoint_path(origin)).metadata.keys():
+    if missing_keys := set(origin.state_keys) - read_metadata(get_checkpoint_path(origin)).metadata.keys():
         params_option = format_run_ref('params', origin.run_dir, origin.step)
         raise UserError(
             f'{get_checkpoint_path(origin)} contains no {min(missing_keys)}, which {origin} needs; '
@@ -90,7 +75,7 @@ def check_compatible_spec(origin: WarmStart, spec: Spec) -> None:
     if (steps := spec.optimizer.steps) <= origin.start_step:
         raise UserError(f'{origin} leaves no step to train with config.optimizer.steps={steps}; increase it')
     origin_fields, new_fields = flatten_spec(origin.spec), flatten_spec(spec)
-    for name in origin.mode.fixed_fields:
+    for name in origin.fixed_fields:
         if origin_fields[name] != new_fields[name]:
             raise UserError(
                 f'config.{name} is {origin_fields[name]} in {origin} and {new_fields[name]} here; '
@@ -106,15 +91,8 @@ def check_compatible_spec(origin: WarmStart, spec: Spec) -> None:
             )
 
 
-def verify_origin(origin: WarmStart | None, group: ProcessGroup) -> None:
-    """Raise UserError if the checkpoint of the origin is damaged, or not the same on all processes."""
-
-    def get_digest() -> str | None:
-        return digests.compute_checkpoint_digest(origin.run_dir, origin.step) if origin else None
-
-    expected_digest = broadcast_from_primary(group, get_digest)
-    poll_until(lambda: get_digest() == expected_digest)
-    check_equal_on_all(group, {'the checkpoint of --from (its digests)': get_digest()})
+def verify_origin(origin: WarmStart, group: ProcessGroup) -> None:
+    """Raise UserError if the checkpoint of the origin is damaged."""
     if damage := find_damage_on_all(get_checkpoint_path(origin), group):
         other_steps = [step for step in origin.run_dir.list_checkpoint_steps() if step != origin.step]
         raise UserError(
@@ -128,7 +106,7 @@ def describe_lineage(origin: WarmStart, spec: Spec, run_dir: RunDir, data_finger
     changes = format_differences(flatten_spec(origin.spec), flatten_spec(spec))
     origin_shapes = get_parameter_shapes(origin.spec)
     new_shapes = get_parameter_shapes(spec)
-    mode_fields = {} if origin.mode.keeps_step_and_data else dict(takes=origin.takes, start=origin.start_step)
+    mode_fields = {} if origin.takes_all else dict(takes=origin.takes, start=origin.start_step)
     return dict(
         run=make_relative(resolve_path(origin.run_dir.path), resolve_path(run_dir.path)),
         step=origin.step,
@@ -159,49 +137,25 @@ def find_data_differences(origin: WarmStart, changes: list[str], data_fingerprin
             f'{origin} has another tokenizer ({"; ".join(data_differences)}), with other token ids than this data; '
             'give --config.data.tokenizer=FILE, the tokenizer.json of its token store'
         )
-    if (
-        data_differences
-        and origin.mode.keeps_step_and_data
-        and not any(change.startswith(DATA_ORDER_FIELDS) for change in changes)
-    ):
+    changes_order = any(change.startswith(DATA_ORDER_FIELDS) for change in changes)
+    if data_differences and origin.takes_all and not changes_order:
         raise UserError(f'{origin} was trained on other data ({"; ".join(data_differences)}); restore that data')
     return data_differences or format_differences(origin_data, new_data)
 
 
-def save_first_checkpoint(
-    origin: WarmStart | None, spec: Spec, mesh: jax.sharding.Mesh, start_step: int, checkpointer: Checkpointer
-) -> bool:
-    """Save what a fork takes from its origin as its first checkpoint; return whether the run is a fork.
-
-    After that the fork no longer needs its origin.
-    """
-    lineage = broadcast_from_primary(checkpointer.group, lambda: require_origin(origin, checkpointer.run_dir))
-    if not lineage:
-        return False
-    verify_origin(origin, checkpointer.group)
-    checkpointer.save(start_step, load_origin_state(origin, spec, mesh))
-    checkpointer.wait_until_finished()
-    return True
-
-
-def require_origin(origin: WarmStart | None, run_dir: RunDir) -> dict:
-    """Return the lineage of a fork; raise UserError if the fork needs its origin and none is given."""
-    lineage = run_dir.read_lineage()
-    if lineage and origin is None:
-        description = WARM_START_MODES[lineage.get('takes', '')].message_prefix
-        raise UserError(
-            f'{run_dir} has no checkpoint and starts {description} step {lineage["step"]} of {lineage["run"]}; '
-            'give --from again'
-        )
-    return lineage
+def require_origin(origin: WarmStart | None, run_dir: RunDir, lineage: dict) -> None:
+    """Raise UserError if a fork has no checkpoint, and no origin is given."""
+    if origin is None:
+        parent = format_run_ref(lineage.get('takes', ''), lineage['run'], lineage['step'])
+        raise UserError(f'{run_dir} has no checkpoint and starts from {parent}; give --from again')
 
 
 def load_origin_state(origin: WarmStart, spec: Spec, mesh: jax.sharding.Mesh) -> dict:
     """Load the leaves that are taken from a verified origin, by path; initialize all others."""
     abstract_origin = state.make_abstract_state(origin.spec, mesh)
-    abstract_parts = {name: abstract_origin[name] for name in origin.mode.state_keys}
-    is_uncommitted = abstract_parts.keys() != abstract_origin.keys()
-    loaded_leaves = flatten_by_path(load_state(get_checkpoint_path(origin), abstract_parts, is_uncommitted))
+    abstract_parts = {name: abstract_origin[name] for name in origin.state_keys}
+    loaded_state = load_state(get_checkpoint_path(origin), abstract_parts, partial_load=not origin.takes_all)
+    loaded_leaves = flatten_by_path(loaded_state)
     abstract_state = state.make_abstract_state(spec, mesh)
     new_shardings = {
         name: leaf.sharding for name, leaf in flatten_by_path(abstract_state).items() if name not in loaded_leaves

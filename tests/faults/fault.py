@@ -1,8 +1,8 @@
 """Config of a run that records its progress, pauses at every step, and injects a fault into itself.
 
 Environment variables control it. FAULT is JSON: process, event (the number of a step or of an exchange of values),
-seconds after it, and what (a signal, FILL or VANISH). NOTES is a folder for the records. OTHER makes this process
-differ from the others in its versions, commit, data or backend.
+seconds after it, and signal. NOTES is a folder for the records. OTHER makes this process differ from the others in
+its versions, commit, data or backend.
 """
 
 import dataclasses
@@ -39,9 +39,9 @@ def get_config(row=None):
 class FaultyGroup:
     """Process group that counts events, and injects its fault at one of them."""
 
-    def __init__(self, group, run_dir):
+    def __init__(self, group):
         self.group, self.process_index, self.process_count = group, group.process_index, group.process_count
-        self.run_dir, self.event_count = run_dir, 0
+        self.event_count = 0
         self.fault = json.loads(os.environ.get('FAULT', '{}'))
 
     def all_gather(self, value):
@@ -58,21 +58,7 @@ class FaultyGroup:
 
     def inject(self):
         (NOTES_DIR / 'harmed').write_text(f'{time.monotonic()}')
-        dict(FILL=self.fill_disk, VANISH=self.rename_run_dir).get(self.fault['what'], self.kill)()
-
-    def kill(self):
-        os.kill(os.getpid(), getattr(signal, self.fault['what']))
-
-    def fill_disk(self):
-        with (self.run_dir / 'ballast').open('wb', buffering=0) as file:
-            try:
-                while file.write(b'x' * 4096):
-                    pass
-            except OSError:
-                return
-
-    def rename_run_dir(self):
-        self.run_dir.rename(self.run_dir.with_name('gone'))
+        os.kill(os.getpid(), getattr(signal, self.fault['signal']))
 
 
 def change_versions():
@@ -110,8 +96,8 @@ DIFFERENCES.get(os.environ.get('OTHER'), lambda: None)()
 if 'train' in sys.argv and {'NOTES', 'FAULT', 'PAUSE'} & os.environ.keys():
     from sinklab.train import loop
 
-    def train_with_faults(spec, hardware, run_dir, *args, group, original_train=loop.train, **options):
-        group = FaultyGroup(group, run_dir.path)
+    def train_with_faults(*args, group, original_train=loop.train, **options):
+        group = FaultyGroup(group)
 
         def pause_after_step(logger, step_num, metrics, original_make_record=loop.MetricsLogger.make_record):
             time.sleep(PAUSE_SECONDS)
@@ -119,6 +105,6 @@ if 'train' in sys.argv and {'NOTES', 'FAULT', 'PAUSE'} & os.environ.keys():
             return original_make_record(logger, step_num, metrics)
 
         loop.MetricsLogger.make_record = pause_after_step
-        return original_train(spec, hardware, run_dir, *args, group=group, **options)
+        return original_train(*args, group=group, **options)
 
     loop.train = train_with_faults

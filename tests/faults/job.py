@@ -20,19 +20,6 @@ from sinklab.run_dir import RunDir
 HERE = Path(__file__).parent
 CLOCK_METRICS = ('seconds', 'speed/tokens_per_second', 'speed/mfu')
 DEVICES = 4
-# Fake kubernetes package with the parts that jax uses to find other pods.
-FAKE_KUBERNETES = """
-from types import SimpleNamespace as Some
-from jax._src.clusters import K8sCluster
-
-K8sCluster._namespace = classmethod(lambda cls: 'default')
-K8sCluster._pod = classmethod(lambda cls: Some(metadata=Some(owner_references=[Some(controller=True, kind='Job')])))
-K8sCluster._job = classmethod(lambda cls: Some(
-    spec=Some(parallelism=2), metadata=Some(name='x', labels={'jobset.sigs.k8s.io/jobset-name': 'x'})))
-K8sCluster.get_coordinator_address = classmethod(lambda cls, **_: ADDRESS)
-config = Some(load_incluster_config=lambda: None)
-client = Some(CoreV1Api=lambda: None, BatchV1Api=lambda: None, exceptions=Some(ApiException=OSError))
-"""
 
 
 class Job:

@@ -1,26 +1,23 @@
 """Faults of one process in a run on two: all processes end promptly, and the run resumes bit for bit.
 
-FAULTS_MOMENTS sets the number of moments of a fault (default: 1). FAULTS_FIGURES is a file for measurements.
+FAULTS_MOMENTS sets the number of moments of a fault (default: 1).
 """
 
 import json
 import os
 import random
-import shutil
 import signal
 import time
-from pathlib import Path
 
 import pytest
 from conftest import make_case_params
 from job import (
-    FAKE_KUBERNETES,
     assert_same_runs,
     get_messages,
     read_outcome,
     read_timeless_records,
 )
-from processes import find_free_port, wait_for_sigterm_handler
+from processes import wait_for_sigterm_handler
 
 from sinklab.run_dir import RunDir
 
@@ -35,17 +32,6 @@ JOIN_TIMEOUT_OPTION = '--join_timeout=12'  # only this timeout detects a process
 def pytest_generate_tests(metafunc):
     if 'moment' in metafunc.fixturenames:
         metafunc.parametrize('moment', range(int(os.environ.get('FAULTS_MOMENTS', 1))))
-
-
-@pytest.fixture
-def measurement_recorder(request):
-    """Return a function that records measurements of a test."""
-
-    def record_measurements(**figures):
-        with open(os.environ.get('FAULTS_FIGURES', os.devnull), 'a') as file:
-            file.write(json.dumps({'test': request.node.name, **figures}) + '\n')
-
-    return record_measurements
 
 
 def test_two_process_run_matches_single_process_run(undisturbed_run, single_process_run):
@@ -79,21 +65,10 @@ def test_slurm_variables_identify_processes(job_starter, undisturbed_run, tmp_pa
     assert_same_runs(tmp_path / 'run', undisturbed_run)
 
 
-@pytest.mark.exhaustive
-def test_jobset_variables_identify_processes(job_starter, undisturbed_run, tmp_path):
-    (tmp_path / 'kubernetes.py').write_text(FAKE_KUBERNETES.replace('ADDRESS', repr(f'127.0.0.1:{find_free_port()}')))
-    path = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[2])])
-    variables = {'KUBERNETES_SERVICE_HOST': '10.0.0.1', 'PYTHONPATH': path}
-    process_overrides = {i: {'PLACED': False, 'JOB_COMPLETION_INDEX': str(i)} for i in range(2)}
-    codes, outputs = job_starter(tmp_path / 'run', variables=variables, process_overrides=process_overrides).wait()
-    assert codes == [0, 0], outputs
-    assert_same_runs(tmp_path / 'run', undisturbed_run)
-
-
 def inject_fault(job_starter, workdir, moment, signal_name):
     """Run a job and send a signal to one process: after a random delay if the moment is odd, otherwise at an event.
 
-    Return the exit codes, the output, the process and time of the signal, and the seconds until all processes ended.
+    Return the exit codes, the output, and the seconds until all processes ended.
     """
     rng = random.Random(f'{signal_name} {moment}')
     index, signal_number = rng.randrange(2), getattr(signal, f'SIG{signal_name}')
@@ -101,28 +76,24 @@ def inject_fault(job_starter, workdir, moment, signal_name):
         job = job_starter(workdir, 2, JOIN_TIMEOUT_OPTION)
         if signal_name == 'TERM':
             wait_for_sigterm_handler(job.processes[index])
-        time.sleep(delay_or_event := rng.uniform(0.2, 12))
+        time.sleep(rng.uniform(0.2, 12))
         pid = job.processes[index].pid
         fault_time = time.monotonic()
         job.signal(pid, signal_number)
     else:
-        delay_or_event = rng.randrange(EVENT_COUNT)
-        fault = (
-            f'{{"process": {index}, "event": {delay_or_event}, "seconds": {rng.uniform(0, 0.1)}, '
-            f'"what": "SIG{signal_name}"}}'
-        )
-        job = job_starter(workdir, 2, JOIN_TIMEOUT_OPTION, variables={'FAULT': fault, 'NOTES': str(workdir.parent)})
+        event = rng.randrange(EVENT_COUNT)
+        fault = dict(process=index, event=event, seconds=rng.uniform(0, 0.1), signal=f'SIG{signal_name}')
+        variables = {'FAULT': json.dumps(fault), 'NOTES': str(workdir.parent)}
+        job = job_starter(workdir, 2, JOIN_TIMEOUT_OPTION, variables=variables)
         fault_time = None
     codes, outputs = job.wait()
     fault_time = fault_time or float((workdir.parent / 'harmed').read_text())
-    return codes, outputs, f'process {index}, {delay_or_event}', max(job.end_times.values()) - fault_time
+    return codes, outputs, max(job.end_times.values()) - fault_time
 
 
-def test_killed_process_ends_run_and_run_resumes(
-    job_starter, undisturbed_run, tmp_path, moment, measurement_recorder
-):
+def test_killed_process_ends_run_and_run_resumes(job_starter, undisturbed_run, tmp_path, moment):
     """Resume with the same command on 1, 2 or 4 processes."""
-    codes, outputs, fault_location, seconds = inject_fault(job_starter, tmp_path / 'run', moment, 'KILL')
+    codes, outputs, seconds = inject_fault(job_starter, tmp_path / 'run', moment, 'KILL')
     if codes != [0, 0]:  # otherwise it was killed after the end of the run
         assert 0 not in codes, outputs
         assert seconds < MAX_END_SECONDS, outputs
@@ -130,24 +101,15 @@ def test_killed_process_ends_run_and_run_resumes(
     resumed_codes, resumed_outputs = job_starter(tmp_path / 'run', process_count).wait()
     assert resumed_codes == [0] * process_count, resumed_outputs
     assert_same_runs(tmp_path / 'run', undisturbed_run, exactly=process_count == 2)
-    measurement_recorder(
-        where=fault_location,
-        seconds=round(seconds, 2),
-        codes=codes,
-        words=[get_messages(output) for output in outputs],
-        again=process_count,
-    )
 
 
 @pytest.mark.exhaustive
-def test_sigterm_saves_same_step_and_run_resumes(
-    job_starter, undisturbed_run, tmp_path, moment, measurement_recorder
-):
+def test_sigterm_saves_same_step_and_run_resumes(job_starter, undisturbed_run, tmp_path, moment):
     """Check that all processes save the same step, exit with 143 and resume bit for bit.
 
     A process that stops before the first step saves nothing, and jax aborts the other one.
     """
-    codes, outputs, fault_location, seconds = inject_fault(job_starter, tmp_path / 'run', moment, 'TERM')
+    codes, outputs, seconds = inject_fault(job_starter, tmp_path / 'run', moment, 'TERM')
     assert 0 not in codes or (codes == [0, 0] and seconds < MAX_COMPLETION_SECONDS), outputs
     if codes == [143, 143]:
         outcome = read_outcome(tmp_path / 'run')
@@ -156,12 +118,6 @@ def test_sigterm_saves_same_step_and_run_resumes(
     resumed_codes, resumed_outputs = job_starter(tmp_path / 'run').wait()
     assert resumed_codes == [0, 0], resumed_outputs
     assert_same_runs(tmp_path / 'run', undisturbed_run)
-    measurement_recorder(
-        where=fault_location,
-        seconds=round(seconds, 2),
-        codes=codes,
-        words=[get_messages(output) for output in outputs],
-    )
 
 
 @pytest.mark.exhaustive
@@ -170,20 +126,6 @@ def test_divergence_ends_all_processes_at_same_step(job_starter, tmp_path):
     assert codes == [3, 3], outputs
     assert get_messages(outputs[0]) == get_messages(outputs[1])
     assert 'diverged' in get_messages(outputs[0])[0]
-
-
-@pytest.mark.exhaustive
-def test_second_job_in_same_folder_is_rejected(job_starter, undisturbed_run, tmp_path, measurement_recorder):
-    first_job = job_starter(tmp_path / 'run', variables={'PAUSE': '1'})
-    deadline = time.monotonic() + 60
-    while not (tmp_path / 'run' / 'metrics.jsonl').exists() and time.monotonic() < deadline:
-        time.sleep(0.1)
-    codes, outputs = job_starter(tmp_path / 'run').wait()
-    assert codes == [1, 1], outputs
-    assert all('in use' in line for output in outputs for line in get_messages(output)), outputs
-    assert first_job.wait()[0] == [0, 0]
-    assert_same_runs(tmp_path / 'run', undisturbed_run)
-    measurement_recorder(words=[get_messages(output) for output in outputs])
 
 
 DIFFERENCES = {
@@ -201,9 +143,7 @@ REPRESENTATIVE_DIFFERENCES = 'config', 'refusal', 'devices', 'versions', 'data'
 
 
 @pytest.mark.parametrize('difference', make_case_params(DIFFERENCES, REPRESENTATIVE_DIFFERENCES))
-def test_difference_on_one_process_is_reported_by_all_processes(
-    job_starter, tmp_path, difference, measurement_recorder
-):
+def test_difference_on_one_process_is_reported_by_all_processes(job_starter, tmp_path, difference):
     job = job_starter(tmp_path / 'run', process_overrides={1: dict(DIFFERENCES[difference])})
     codes, outputs = job.wait()
     assert codes == [1, 1], outputs
@@ -213,7 +153,6 @@ def test_difference_on_one_process_is_reported_by_all_processes(
     seconds = max(job.end_times.values()) - job.start_time
     assert seconds < 20
     assert not (tmp_path / 'run').exists()
-    measurement_recorder(words=messages, seconds=round(seconds, 2))
 
 
 @pytest.mark.exhaustive
@@ -227,43 +166,3 @@ def test_unshared_folder_is_rejected(job_starter, tmp_path):
     assert codes == [1, 1], outputs
     assert all('process 1' in output and 'process 0' in output for output in outputs), outputs
     assert not (tmp_path / '0' / 'run').exists()
-
-
-@pytest.mark.exhaustive
-def test_full_disk_stops_run_and_run_resumes(job_starter, undisturbed_run, small_disk):
-    fault_variables = {
-        'FAULT': '{"process": 0, "event": 33, "seconds": 0, "what": "FILL"}',
-        'NOTES': str(small_disk.parent),
-    }
-    codes, outputs = job_starter(small_disk / 'run', variables=fault_variables).wait()
-    assert (codes[0], len(get_messages(outputs[0]))) == (1, 1), outputs
-    assert str(small_disk / 'run') in get_messages(outputs[0])[0]
-    assert codes[1] not in (0, 3), outputs
-    (small_disk / 'run' / 'ballast').unlink()
-    assert job_starter(small_disk / 'run').wait()[0] == [0, 0]
-    assert_same_runs(small_disk / 'run', undisturbed_run)
-
-
-@pytest.mark.exhaustive
-def test_removed_folder_stops_run_and_run_resumes(job_starter, undisturbed_run, tmp_path):
-    fault_variables = {'FAULT': '{"process": 0, "event": 33, "seconds": 0, "what": "VANISH"}', 'NOTES': str(tmp_path)}
-    codes, outputs = job_starter(tmp_path / 'run', variables=fault_variables).wait()
-    assert 0 not in codes, outputs
-    shutil.rmtree(tmp_path / 'run', ignore_errors=True)
-    (tmp_path / 'gone').rename(tmp_path / 'run')
-    assert job_starter(tmp_path / 'run').wait()[0] == [0, 0]
-    assert_same_runs(tmp_path / 'run', undisturbed_run)
-
-
-@pytest.mark.exhaustive
-def test_damaged_checkpoint_is_skipped_by_all_processes(job_starter, undisturbed_run, tmp_path):
-    shutil.copytree(undisturbed_run, tmp_path / 'run')
-    newest = tmp_path / 'run' / 'checkpoints' / '12'
-    blob = max((file for file in newest.rglob('*') if file.is_file()), key=lambda file: file.stat().st_size)
-    content = bytearray(blob.read_bytes())
-    content[len(content) // 2] ^= 1
-    blob.write_bytes(content)
-    codes, outputs = job_starter(tmp_path / 'run').wait()
-    assert codes == [0, 0], outputs
-    assert 'checkpoints/12' in outputs[0]
-    assert_same_runs(tmp_path / 'run', undisturbed_run)
