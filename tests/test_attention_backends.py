@@ -61,7 +61,7 @@ def test_chunks_beyond_512_queries_are_computed_in_loops_of_at_least_two():
         assert length <= 512 or all(last - first >= 2 for first, last in groups)
 
 
-@pytest.mark.parametrize(('mask', 'backend'), zip(MASKS, itertools.cycle(('chunked', 'tpu'))))
+@pytest.mark.parametrize(('mask', 'backend'), [*zip(MASKS, itertools.cycle(('chunked', 'tpu')))])
 def test_static_mask_matches_reference(mask, backend):
     operation = ('exp', 'plus_one') if mask in ('full', 'window', 'documents') else ('sigmoid', 'none')
     compare_backend(backend, make_attention_config(*operation), MASKS[mask](LENGTH), draw_inputs())

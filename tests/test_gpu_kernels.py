@@ -99,7 +99,7 @@ def compute_in_float64(function, *arrays):
         return jax.tree.map(np.asarray, function(*(jnp.asarray(np.asarray(array, np.float64)) for array in arrays)))
 
 
-@pytest.mark.parametrize(('name', 'mask_name'), zip(REDUCTIONS, ['padded', 'full', 'window'], strict=True))
+@pytest.mark.parametrize(('name', 'mask_name'), [*zip(REDUCTIONS, ['padded', 'full', 'window'], strict=True)])
 @pytest.mark.slow
 def test_block_ops_forward_matches_float64_reference(name, mask_name):
     kernel_spec, arrays = make_problem(MASKS[mask_name](LENGTH))
