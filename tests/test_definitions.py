@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from conftest import make_tiny_spec
 from flax import nnx
-from rows import ROWS, get_name
+from rows import PAPER_MODULES, ROWS, get_name
 
 from docs.reference import REASONS_NOT_COMPARED
 from sinklab.config.validate import parse_config
