@@ -21,7 +21,6 @@ from sinklab.attn import chunked
 from sinklab.attn import mask as masks
 from sinklab.config.spec import Hardware
 from sinklab.parallel import device_mesh, sharding
-from sinklab.parallel.param_einsum import param_einsum
 from sinklab.train import state, step
 from sinklab.train.step import make_document_inputs
 
@@ -47,44 +46,6 @@ def find_largest_error(actual, expected):
     """Return (error, name) of the parameter with the largest error."""
     expected = name_leaves(expected)
     return max((compute_error(leaf, expected[name]), name) for name, leaf in name_leaves(actual).items())
-
-
-EQUATIONS = ['BTD,DHK->BTHK', 'BTHK,HKD->BTD', 'BTD,DF->BTF', 'BTHD,DHK->BTHK', 'BTHK,KJ->BTHJ']
-
-
-@pytest.mark.parametrize(('equation', 'widest_dim'), [*zip(EQUATIONS, 'DKFKJ', strict=True), ('BTD,DHK->BTHK', 'K')])
-def test_param_einsum_gradient_is_exact_for_any_wider_axis(equation, widest_dim):
-    """Use whole numbers, whose float32 sums are exact."""
-    x_dims, weight_dims, y_dims = equation.replace('->', ',').split(',')
-    rng, sizes = np.random.default_rng(0), dict(B=8, T=16, D=4, H=2, K=3, F=5, J=3) | {widest_dim: 70}
-    x, weight, d_y = (rng.integers(-8, 9, [sizes[dim] for dim in dims]) for dims in (x_dims, weight_dims, y_dims))
-
-    def multiply(weight):
-        return param_einsum(equation, jnp.float32(x), nnx.Param(weight, axes=(None,) * weight.ndim))
-
-    (d_weight,) = jax.vjp(multiply, jnp.float32(weight))[1](jnp.float32(d_y))
-    np.testing.assert_array_equal(d_weight, np.einsum(f'{x_dims},{y_dims}->{weight_dims}', x, d_y))
-
-
-@pytest.mark.parametrize('equation', EQUATIONS)
-def test_param_einsum_gradient_is_summed_in_float32(equation):
-    """Use whole numbers whose sums bfloat16 cannot represent."""
-    x_dims, weight_dims, y_dims = equation.replace('->', ',').split(',')
-    rng, sizes = np.random.default_rng(0), dict(B=64, T=16, D=4, H=2, K=3, F=5, J=3)
-    x, weight, d_y = (rng.integers(1, 9, [sizes[dim] for dim in dims]) for dims in (x_dims, weight_dims, y_dims))
-    x[0] *= 16
-
-    def multiply(x, weight):
-        return param_einsum(equation, x, nnx.Param(weight, axes=(None,) * weight.ndim))
-
-    y, pull_back = jax.vjp(multiply, jnp.bfloat16(x), jnp.float32(weight))
-    d_x, d_weight = pull_back(jnp.bfloat16(d_y))
-    assert (y.dtype, d_x.dtype, d_weight.dtype) == (jnp.bfloat16, jnp.bfloat16, jnp.float32)
-    np.testing.assert_array_equal(d_weight, np.einsum(f'{x_dims},{y_dims}->{weight_dims}', x, d_y))
-    np.testing.assert_allclose(np.float64(y), np.einsum(equation, x, weight), rtol=UNIT_ROUNDOFF)
-    np.testing.assert_allclose(
-        np.float64(d_x), np.einsum(f'{y_dims},{weight_dims}->{x_dims}', d_y, weight), rtol=UNIT_ROUNDOFF
-    )
 
 
 # Together, these models have every kind of parameter.
