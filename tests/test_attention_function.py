@@ -204,7 +204,6 @@ INVALID_ARGUMENTS = {
     'no power': (dict(normalizer='p_norm'), ['p_norm', 'None']),
     'power of nothing': (dict(power=2.0), ['2.0', 'sum']),
     'gain': (dict(gain=-1.0), ['-1.0']),
-    'gain of True': (dict(gain=True), ['gain', 'True']),
     'offset': (dict(score_offset=float('nan')), ['score_offset', 'nan']),
     'scale': (dict(scale=float('nan')), ['scale', 'nan', 'finite']),
     'scale of a list': (dict(scale=[0.5]), ['scale', '[0.5]']),

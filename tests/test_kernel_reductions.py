@@ -16,7 +16,6 @@ from attention_cases import (
     make_attention_spec,
 )
 from conftest import make_attention_config
-from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import AxisType
 
 from sinklab.attn import kernel_attention, reference
@@ -91,32 +90,6 @@ def test_kernel_softmax_of_fully_masked_rows_has_finite_logsumexp():
         output, (lse,) = run_kernels(tpu, SoftmaxReduction(), KernelSpec(ScoreSpec(0.125), mask), *draw_inputs(64))
     assert (output == 0).all()
     assert (lse == np.float32(MASK_VALUE)).all()
-
-
-def has_race(run, *arrays) -> bool:
-    """Return whether a simulated TPU with two cores on the parallel axes of a grid has a race."""
-    from jax._src.pallas.mosaic.interpret import interpret_pallas_call as interpreter
-
-    try:
-        with pltpu.force_tpu_interpret_mode(pltpu.InterpretParams(detect_races=True, num_cores_or_threads=2)):
-            jax.block_until_ready(jax.jit(run)(*arrays))
-    except Exception as error:  # newer versions of JAX raise
-        pltpu.reset_tpu_interpret_mode_state()
-        if 'RACE DETECTED' not in str(error):
-            raise
-        return True
-    return interpreter.races.races_found
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(('name', 'mask'), [('softmax', 'documents'), ('two statistics', 'causal')])
-def test_kernel_gradients_have_no_race(name, mask):
-    kernel_spec = KernelSpec(ScoreSpec(0.125), MASKS[mask](LENGTH))
-
-    def run(*arrays):
-        return run_kernels(tpu, REDUCTIONS[name], kernel_spec, *arrays)[0].sum()
-
-    assert not has_race(jax.grad(run, (0, 1, 2)), *draw_inputs(64))
 
 
 @pytest.mark.slow

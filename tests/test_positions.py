@@ -68,34 +68,6 @@ def test_buckets_with_floor_first_match_printed_formula():
     assert sorted(set(np.asarray(actual).tolist())) == [*range(17), 31]
 
 
-@pytest.mark.slow
-def test_sinusoids_place_all_sines_before_all_cosines():
-    x_BTD = np.random.default_rng(0).normal(size=(2, 7, 16)).astype(np.float32)
-    actual = make_position('absolute').embed(x_BTD, jnp.asarray(POSITION_IDS))
-    for b, position_T in enumerate(POSITION_IDS):
-        np.testing.assert_allclose(actual[b], x_BTD[b] + formulas.compute_sinusoids(position_T, 16), atol=1e-4)
-
-
-@pytest.mark.slow
-def test_learned_position_adds_table_row_of_each_index():
-    module = make_position('learned')
-    x_BTD = jnp.ones((2, 7, 16))
-    table_TD = np.asarray(module.table_TD[...])
-    assert table_TD.shape == (200, 16)
-    np.testing.assert_allclose(module.embed(x_BTD, jnp.asarray(POSITION_IDS)), 1 + table_TD[POSITION_IDS], rtol=1e-6)
-
-
-@pytest.mark.parametrize('kind', POSITIONS)
-def test_position_acts_only_on_embedding_rotation_or_bias(kind):
-    module = make_position(kind)
-    embeds, rotates = kind in ('absolute', 'learned'), kind == 'rotary'
-    x = np.random.default_rng(0).normal(size=(2, 7, 4, 16)).astype(np.float32)
-    position_ids = jnp.asarray(POSITION_IDS)
-    assert np.array_equal(module.embed(x[:, :, 0], position_ids), x[:, :, 0]) is not embeds
-    assert np.array_equal(module.rotate(x, position_ids), x) is not rotates
-    assert (module.make_relative_bias() is None) is (embeds or rotates or kind == 'none')
-
-
 @pytest.mark.parametrize('kind', POSITIONS)
 def test_positions_have_only_learned_parameters(kind):
     parameter_names = {'learned': ['table_TD'], 'relative_t5': ['table_RH']}

@@ -99,30 +99,6 @@ def test_proposition_4_rotary_attention_is_bounded():
     assert np.abs(attention_LHTS[..., 63, :] - 1 / 64).max() > 0.01, 'nothing to bound'
 
 
-# After one layer, hidden states differ where rows differ in the sum of their weights of text tokens.
-ONE_LAYER = dict(model__layers=1)
-
-
-@pytest.mark.parametrize(('columns', 'value'), [('k', 'zero'), ('logit', 'learned')])
-def test_learned_column_share_follows_its_score_for_repeated_token(columns, value):
-    attention_LHTS, _, _ = run_repeated_token(
-        'none', model__columns__kind=columns, model__columns__value=value, **ONE_LAYER
-    )
-    t = np.arange(1, T + 1)
-    star_LHT, first_LHT = attention_LHTS[..., 0], attention_LHTS[..., 1]
-    odds_LH1 = star_LHT[..., :1] / first_LHT[..., :1]
-    np.testing.assert_allclose(star_LHT, odds_LH1 / (odds_LH1 + t), rtol=1e-4)
-    assert (np.abs(star_LHT - 1 / (t + 1)).max(-1) > 0.01).all()
-
-
-def test_sigmoid_weights_of_repeated_token_are_equal_and_normalize_to_uniform():
-    attention_LHTS, _, _ = run_repeated_token('none', ('sigmoid', 'none'), **ONE_LAYER)
-    np.testing.assert_allclose(attention_LHTS, np.tri(T) * attention_LHTS[..., :1, :1], rtol=1e-5)
-    np.testing.assert_allclose(
-        sink.compute_importance(sink.normalize_rows(attention_LHTS), 1), sink.compute_uniform_importance(T), rtol=1e-4
-    )
-
-
 TOKENS = np.random.default_rng(0).integers(0, 300, (2, 12))
 
 

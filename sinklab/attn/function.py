@@ -218,7 +218,7 @@ def convert_scale(scale: ArrayLike) -> float | jax.Array:
     """Return a scale as a float, or as a float32 array if jax traces it; raise UserError if it is invalid."""
     if not isinstance(scale, jax.core.Tracer):
         return convert_number('scale', scale)
-    if scale.ndim or not is_real_dtype(scale.dtype):
+    if scale.ndim or scale.dtype == bool or jnp.iscomplexobj(scale):
         raise UserError(f'scale is an array of dtype {scale.dtype} and shape {scale.shape}; give one number')
     return scale.astype(jnp.float32)
 
@@ -226,19 +226,14 @@ def convert_scale(scale: ArrayLike) -> float | jax.Array:
 def convert_number(name: str, value: ArrayLike, exclusive_min: float = -math.inf) -> float:
     """Return a number as a float, or raise UserError unless it is finite and above `exclusive_min`."""
     try:
-        array = np.asarray(value)
-    except (TypeError, ValueError):  # a traced array, or ragged nested lists
-        array = np.empty((), object)
-    if array.ndim or not is_real_dtype(array.dtype) or not exclusive_min < float(array) < math.inf:
+        number = float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):  # such as an array of several numbers, or one that jax traces
+        number = math.nan
+    if not exclusive_min < number < math.inf:
         text = ' '.join(reprlib.repr(value).split())
         bound = '' if exclusive_min == -math.inf else f' above {exclusive_min}'
         raise UserError(f'{name}={text} is not allowed; give one finite number{bound}')
-    return float(array)
-
-
-def is_real_dtype(dtype: np.dtype[Any]) -> bool:
-    """Return whether a dtype is one of integers or of floating-point numbers."""
-    return jnp.issubdtype(dtype, jnp.integer) or jnp.issubdtype(dtype, jnp.floating)
+    return number
 
 
 def find_entry(kind: str, value: Any, table: Mapping[str, Entry], entry_class: type[Entry]) -> Entry:
