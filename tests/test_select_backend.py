@@ -122,29 +122,6 @@ def test_select_backend_skips_kernel_with_wrong_output(monkeypatch):
     assert 'wrong' in str(choice)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    'changes',
-    [
-        dict(model__mask__window=5, model__position='alibi'),
-        dict(model__mask__prefix=3, model__columns__kind='kv'),
-        dict(model__mask__document=True, model__columns__kind='sink_token', model__position='relative_paper_code'),
-    ],
-)
-def test_truncate_problem_keeps_mask_and_bias_of_run(changes):
-    """Compare the first queries, keys and heads with those of the whole problem."""
-    spec = make_tiny_spec(**changes, model__attention__similarity='sigmoid', model__attention__normalizer='none')
-    problem, length = make_problem(spec.model, 16), 12
-    truncated = backends.truncate_problem(problem, length)
-    keys, columns = truncated.spec.mask.max_end, problem.spec.num_learned_kv
-    mask = np.asarray(problem.spec.materialize_mask(16))[:, :, :length]
-    np.testing.assert_array_equal(truncated.spec.materialize_mask(keys), mask[..., : columns + keys])
-    assert not mask[..., columns + keys :].any()
-    bias = np.broadcast_to(problem.spec.materialize_bias(16), (1, 4, problem.num_queries, columns + 16))
-    expected = bias[:, : truncated.heads, :length, : columns + keys]
-    np.testing.assert_array_equal(np.broadcast_to(truncated.spec.materialize_bias(keys), expected.shape), expected)
-
-
 @pytest.mark.parametrize('operation', KERNEL_OPERATIONS, ids='-'.join)
 def test_pallas_kernels_support_every_operation_except_softpick(operation):
     spec = make_attention_spec(

@@ -101,19 +101,17 @@ BACKENDS: dict[str, AttentionBackend] = {
 
 
 MAX_RELATIVE_ERROR = 2e-2  # largest accepted error of a kernel in bfloat16, relative to the largest entry
-NUM_CHECKED_TOKENS = 4096  # every kernel has several blocks at this length, including interior ones
-NUM_CHECKED_HEADS = 2
 
 
 def measure_error(name: str, problem: AttentionProblem) -> float:
     """Measure how far a backend is from the definition in float32, forward and backward.
 
-    The arrays are random; the spec is that of the first queries, keys and heads of the problem.
+    The arrays are random; the problem is the smaller one if it has one.
 
     Returns:
         The largest error, relative to the largest entry of its array.
     """
-    problem = truncate_problem(problem, NUM_CHECKED_TOKENS)
+    problem = problem.smaller or problem
     rng = np.random.default_rng(0)
     num_keys, num_heads = problem.spec.num_learned_kv + problem.spec.mask.max_end, problem.heads
     shapes = (
@@ -139,19 +137,6 @@ def measure_error(name: str, problem: AttentionProblem) -> float:
     )
     leaves = jax.tree.leaves(relative_errors)
     return max(leaves) if np.isfinite(leaves).all() else float('inf')  # max() may ignore NaN
-
-
-def truncate_problem(problem: AttentionProblem, length: int) -> AttentionProblem:
-    """Return a problem of at most `length` tokens and of two heads, which share their keys if some heads do."""
-    spec = problem.spec.truncate(min(problem.num_queries, length))
-    bias, relative = spec.bias, spec.bias.relative
-    if relative is not None:
-        relative = dataclasses.replace(relative, parameter_HP=relative.parameter_HP[:NUM_CHECKED_HEADS])
-    if bias.learned_HC is not None:
-        bias = dataclasses.replace(bias, learned_HC=bias.learned_HC[:NUM_CHECKED_HEADS])
-    spec = dataclasses.replace(spec, bias=dataclasses.replace(bias, relative=relative))
-    kv_heads = 1 if (problem.kv_heads or problem.heads) < problem.heads else None
-    return dataclasses.replace(problem, spec=spec, heads=NUM_CHECKED_HEADS, kv_heads=kv_heads)
 
 
 PREFERRED_BACKENDS = {'tpu': ('tpu', 'chunked'), 'gpu': ('cudnn', 'gpu', 'chunked')}  # by platform; elsewhere chunked
