@@ -3,8 +3,6 @@
 Functions outside of a run are compiled with its compiler options: intermediates are rounded as written.
 """
 
-import dataclasses
-import functools
 import unittest.mock
 
 import jax
@@ -19,8 +17,6 @@ from model_options import COMBINATIONS, OPTIONS, TOKENS
 
 from sinklab.attn import chunked
 from sinklab.attn import mask as masks
-from sinklab.config.spec import Hardware
-from sinklab.parallel import device_mesh, sharding
 from sinklab.train import state, step
 from sinklab.train.step import make_document_inputs
 
@@ -88,42 +84,6 @@ def test_embedding_gradient_of_frequent_token_has_float32_precision():
     ids_BT = np.full((1, 17), 7, np.int32)
     actual, expected = gradient(draw_params(spec), np.repeat(ids_BT, 8192, 0)), gradient(draw_params(spec), ids_BT)
     assert compute_error(actual['embedding_VD'][7], expected['embedding_VD'][7]) < 16 * 8192 / 2**25
-
-
-SGD = dict(optimizer__name='sgd', optimizer__beta2=None, optimizer__epsilon=None, optimizer__clip_norm=None)
-BATCH_SPEC = make_tiny_spec(
-    model__dtype='bfloat16', model__columns__kind='kv', model__position='learned', optimizer__batch_size=8, **SGD
-)
-IDS = np.random.default_rng(0).integers(0, 300, (8, 17)).astype(np.int32)
-
-
-@functools.cache
-def compute_momentum(hardware, dtype='bfloat16'):
-    """Return the gradient of a batch from the momentum of SGD after the first step."""
-    spec, mesh = (
-        dataclasses.replace(BATCH_SPEC, model=dataclasses.replace(BATCH_SPEC.model, dtype=dtype)),
-        device_mesh.make_mesh(hardware),
-    )
-    with jax.set_mesh(mesh):
-        train_state, batch = state.create_state(spec, mesh), sharding.put_batch(IDS, mesh)
-        run_step = step.make_train_step(spec, hardware, mesh)
-        next_state, _ = run_step(train_state, batch, sharding.make_per_device_array(0, mesh))
-        (trace,) = (leaf.trace for leaf in next_state['opt_state'][1] if hasattr(leaf, 'trace'))
-        return jax.device_get(trace)
-
-
-@pytest.mark.parametrize('hardware', [Hardware(data=2, fsdp=2), Hardware(micro_batch=2)], ids=str)
-def test_layout_does_not_change_gradient(hardware):
-    assert find_largest_error(compute_momentum(hardware), compute_momentum(Hardware())) < (UNIT_ROUNDOFF / 8, '')
-
-
-def test_tensor_parallel_gradient_error_is_close_to_single_device_error():
-    """Allow for four sums in a layer, forward and backward: 8 roundings in addition to 32."""
-    exact, single_device = (name_leaves(compute_momentum(Hardware(), dtype)) for dtype in ('float32', 'bfloat16'))
-    for name, leaf in name_leaves(compute_momentum(Hardware(tensor=2))).items():
-        assert compute_error(leaf, exact[name]) < 2**0.5 * max(
-            compute_error(single_device[name], exact[name]), UNIT_ROUNDOFF
-        ), name
 
 
 def test_chunked_attention_sums_key_gradients_in_float32():
