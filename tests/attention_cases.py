@@ -1,6 +1,5 @@
 """Masks, arrays, attention specs and a comparison of backends for the tests of attention."""
 
-import dataclasses
 import functools
 import unittest.mock
 
@@ -85,21 +84,12 @@ def make_attention_spec(
     return AttentionSpec(resolve_operation(attention, 1), mask, columns, bias or ScoreBias())
 
 
-@dataclasses.dataclass(frozen=True)
-class MatrixBias:
-    """Score bias given as an array, not as a function of positions."""
-
-    bias_BHTS: jax.Array
-    relative = None
-
-    def materialize(self, num_learned_kv, num_keys):
-        return self.bias_BHTS
-
-
 def compute_reference_attention(arrays, attention, mask, columns=0):
     """Compute (output_BTHK, attention_BHTS) of (query, key, value, bias) with the reference implementation."""
-    *arrays, bias = (jnp.asarray(array, jnp.float32) for array in arrays)
-    result = reference.attend(*arrays, make_attention_spec(attention, mask, columns, MatrixBias(bias)))
+    query, key, value, bias = (jnp.asarray(array, jnp.float32) for array in arrays)
+    spec = make_attention_spec(attention, mask, columns)
+    visible = spec.materialize_mask(key.shape[1] - columns)
+    result = reference.attend_with_matrices(query, key, value, bias, visible, spec.operation, columns)
     return result.output_BTHK, result.attention_BHTS
 
 

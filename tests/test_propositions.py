@@ -1,19 +1,16 @@
 """Properties of any weights: Propositions 1-4 of the paper for a repeated token, and identities of operations."""
 
-import functools
 import math
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
-from conftest import OPERATIONS, draw_params, make_tiny_spec, replace_operation
+from conftest import draw_params, make_tiny_spec, replace_operation
 from flax import nnx
 
 from sinklab.metrics import sink
 from sinklab.metrics.propositions import PROPOSITIONS
-from sinklab.train import state, step
+from sinklab.train import state
 
 pytestmark = pytest.mark.slow  # each case compiles its own program
 T = 64
@@ -99,49 +96,7 @@ def test_proposition_4_rotary_attention_is_bounded():
     assert np.abs(attention_LHTS[..., 63, :] - 1 / 64).max() > 0.01, 'nothing to bound'
 
 
-# After one layer, hidden states differ where rows differ in the sum of their weights of text tokens.
-ONE_LAYER = dict(model__layers=1)
-
-
-@pytest.mark.parametrize(('columns', 'value'), [('k', 'zero'), ('logit', 'learned')])
-def test_learned_column_share_follows_its_score_for_repeated_token(columns, value):
-    attention_LHTS, _, _ = run_repeated_token(
-        'none', model__columns__kind=columns, model__columns__value=value, **ONE_LAYER
-    )
-    t = np.arange(1, T + 1)
-    star_LHT, first_LHT = attention_LHTS[..., 0], attention_LHTS[..., 1]
-    odds_LH1 = star_LHT[..., :1] / first_LHT[..., :1]
-    np.testing.assert_allclose(star_LHT, odds_LH1 / (odds_LH1 + t), rtol=1e-4)
-    assert (np.abs(star_LHT - 1 / (t + 1)).max(-1) > 0.01).all()
-
-
-def test_sigmoid_weights_of_repeated_token_are_equal_and_normalize_to_uniform():
-    attention_LHTS, _, _ = run_repeated_token('none', ('sigmoid', 'none'), **ONE_LAYER)
-    np.testing.assert_allclose(attention_LHTS, np.tri(T) * attention_LHTS[..., :1, :1], rtol=1e-5)
-    np.testing.assert_allclose(
-        sink.compute_importance(sink.normalize_rows(attention_LHTS), 1), sink.compute_uniform_importance(T), rtol=1e-4
-    )
-
-
 TOKENS = np.random.default_rng(0).integers(0, 300, (2, 12))
-NORMALIZED_OPERATIONS = [pair for pair in OPERATIONS if pair[1] == 'sum' and pair[0] != 'softpick']
-
-
-@pytest.mark.parametrize('pair', NORMALIZED_OPERATIONS, ids='-'.join)
-def test_normalize_rows_keeps_weights_of_normalized_operation(pair):
-    spec = replace_operation(make_tiny_spec(), *pair)
-    attention = run_model(spec, draw_params(spec), TOKENS)[1].attention_BHTS
-    empty = np.asarray(attention).sum(-1, keepdims=True) < 0.5  # relu may have no score above 0
-    np.testing.assert_allclose(sink.normalize_rows(attention), np.where(empty, 0, attention), rtol=1e-4, atol=1e-7)
-    assert empty.mean() < 0.2
-
-
-def test_added_heads_equal_concatenation_for_one_head():
-    one_head = dict(model__heads=1, model__head_width=16)
-    plain, params = make_tiny_spec(**one_head), draw_params(make_tiny_spec(**one_head))
-    for combination in ('add', 'add_wide'):
-        added = make_tiny_spec(**one_head, model__combination=combination)
-        np.testing.assert_array_equal(run_model(plain, params, TOKENS)[0], run_model(added, params, TOKENS)[0])
 
 
 def test_added_heads_equal_concatenation_with_repeated_output_map():
@@ -154,62 +109,3 @@ def test_added_heads_equal_concatenation_with_repeated_output_map():
         run_model(spec, inputs, TOKENS)[0] for spec, inputs in ((added, params), (make_tiny_spec(), repeated_params))
     )
     np.testing.assert_allclose(actual, reference, rtol=1e-4, atol=1e-4)
-
-
-ALPHA = 0.25
-
-
-def is_output_weight(path, _):
-    return path[-1].key == 'output_HKD'
-
-
-def make_optimizers(name):
-    """Return the optimizer for attention scaled by alpha, and the equivalent one for W_O scaled by alpha."""
-    rate, epsilon, decay = 1e-2, 1e-3, 0.1
-    if name == 'adamw':
-        optimizer = optax.adamw(rate, 0.9, 0.95, epsilon, weight_decay=decay)
-        return optimizer, optax.adamw(rate * ALPHA, 0.9, 0.95, epsilon / ALPHA, weight_decay=decay / ALPHA)
-    return optax.sgd(rate, 0.9), optax.sgd(rate * ALPHA**2, 0.9)
-
-
-def train_model(spec, params, optimizer, steps=4):
-    """Return the losses of a few steps, and the parameters after them."""
-    compute_gradient, opt_state, losses = make_gradient_function(spec), optimizer.init(params), []
-    ids = jnp.asarray(np.random.default_rng(1).integers(0, 300, (4, 13)))
-    for _ in range(steps):
-        value, gradient = compute_gradient(params, ids)
-        updates, opt_state = optimizer.update(gradient, opt_state, params)
-        params = optax.apply_updates(params, updates)
-        losses.append(float(value))
-    return losses, params
-
-
-@functools.cache
-def make_gradient_function(spec):
-    return jax.jit(jax.value_and_grad(step.make_loss(spec)))
-
-
-@pytest.mark.parametrize('name', ['adamw', 'sgd'])
-def test_attention_gain_equals_scaled_output_map_and_optimizer(name):
-    """Scale W_O by alpha (appendix D.4).
-
-    For AdamW, scale its rate by alpha, and divide epsilon and decay by alpha. For SGD, scale its rate by alpha^2.
-    """
-    gain_spec = make_tiny_spec(model__attention__gain=ALPHA)
-    params = draw_params(gain_spec)
-    optimizer, output_optimizer = make_optimizers(name)
-    gain_losses, final_params = train_model(gain_spec, params, optimizer)
-
-    scaled_params = jax.tree_util.tree_map_with_path(
-        lambda p, x: x * (ALPHA if is_output_weight(p, x) else 1), params
-    )
-    labels = jax.tree_util.tree_map_with_path(lambda p, x: 'output' if is_output_weight(p, x) else 'rest', params)
-    partitioned_optimizer = optax.partition({'output': output_optimizer, 'rest': optimizer}, labels)
-    scaled_losses, final_scaled_params = train_model(make_tiny_spec(), scaled_params, partitioned_optimizer)
-    np.testing.assert_allclose(gain_losses, scaled_losses, rtol=1e-4)
-    assert gain_losses[0] - gain_losses[-1] > 0.1, 'nothing was learned'
-    actual, reference = (tree['blocks']['attention']['output_HKD'] for tree in (final_params, final_scaled_params))
-    np.testing.assert_allclose(ALPHA * actual, reference, atol=1e-4)
-
-    same_rate_losses, _ = train_model(make_tiny_spec(), scaled_params, optimizer)
-    assert abs(same_rate_losses[-1] - gain_losses[-1]) > 1e-3, 'the rate of W_O has no say'

@@ -6,27 +6,21 @@ import jax.numpy as jnp
 import numpy as np
 
 from sinklab.attn import mask as masks
+from sinklab.attn.function import make_operation
 from sinklab.attn.mask import Mask
-from sinklab.attn.operations import NORMALIZERS, SIMILARITIES, Operation
+from sinklab.attn.operations import Operation
 from sinklab.attn.spec import AttentionSpec, RelativePositionBias, ScoreBias
 from sinklab.config.spec import NORMALIZERS_BY_SIMILARITY
 
 
 def make_operations() -> dict[tuple[str, str], Operation]:
     """Make an operation of every similarity with each of its normalizers."""
-    pairs = [
-        (similarity, normalizer)
+    return {
+        (similarity, normalizer): make_operation(
+            similarity, normalizer, power=2.0 if normalizer == 'p_norm' else None
+        )
         for similarity, normalizers in NORMALIZERS_BY_SIMILARITY.items()
         for normalizer in normalizers
-    ]
-    return {
-        (similarity, normalizer): Operation(
-            f'{similarity} with {normalizer}',
-            SIMILARITIES[similarity],
-            NORMALIZERS[normalizer],
-            power=2.0 if normalizer == 'p_norm' else None,
-        )
-        for similarity, normalizer in pairs
     }
 
 

@@ -56,12 +56,6 @@ class Mask:
         start_BT, end_BT = (xp.pad(edge_BT, width) for edge_BT in (self.start_BT, self.end_BT))
         return Mask(start_BT, end_BT, np.pad(self.bounds_2T, width))
 
-    def truncate(self, length: int) -> 'Mask':
-        """Return the mask of the first `length` queries and keys."""
-        xp = np if self.is_static else jnp
-        start_BT, end_BT = self.start_BT[:, :length], xp.minimum(self.end_BT[:, :length], length)
-        return Mask(start_BT, end_BT, np.minimum(self.bounds_2T[:, :length], length))
-
 
 def make_static_mask(start_T: np.ndarray, end_T: np.ndarray) -> Mask:
     """Make a static mask, with the same intervals for every sequence."""

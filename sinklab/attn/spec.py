@@ -109,13 +109,6 @@ class AttentionSpec:
         )
         return dataclasses.replace(self, bias=bias)
 
-    def truncate(self, length: int) -> 'AttentionSpec':
-        """Return the spec of the first `length` queries and keys of the text."""
-        mask, query_BT = self.mask.truncate(length), self.bias.query_position_BT
-        sliced = self.slice_text(0, mask.max_end)
-        bias = dataclasses.replace(sliced.bias, query_position_BT=None if query_BT is None else query_BT[:, :length])
-        return dataclasses.replace(sliced, mask=mask, bias=bias)
-
 
 @dataclasses.dataclass(frozen=True)
 class AttentionProblem:
@@ -127,6 +120,7 @@ class AttentionProblem:
     value_width: int
     dtype: str
     kv_heads: int | None = None  # heads of keys and values; None: as many as `heads`
+    smaller: 'AttentionProblem | None' = None  # one of the same kind, with which backends are verified
 
     @property
     def num_queries(self) -> int:

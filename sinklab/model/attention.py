@@ -96,10 +96,15 @@ def make_attention_spec(
     )
 
 
+NUM_CHECKED_TOKENS = 4096  # every kernel has several blocks at this length, including interior ones
+NUM_CHECKED_HEADS = 2
+
+
 def make_attention_problem(model: spec.ModelConfig, length: int) -> AttentionProblem:
     """Make the attention problem of one of `model.layer_types` on `length` tokens, to select a backend for it.
 
-    A document mask is represented by that of three documents.
+    A document mask is represented by that of three documents. The problem has a smaller one for the verification of
+    backends, with fewer tokens and with two heads, which share their keys if some heads of the model do.
     """
     learned_kv, document_BT = LEARNED_KV_KINDS[model.columns.kind], None
     if model.mask.document:
@@ -112,8 +117,13 @@ def make_attention_problem(model: spec.ModelConfig, length: int) -> AttentionPro
         attention_spec = dataclasses.replace(
             attention_spec, bias=dataclasses.replace(attention_spec.bias, learned_HC=jnp.zeros((1, 1)))
         )
-    widths, kv_heads = (model.head_width, get_value_width(model)), count_attended_kv_heads(model)
-    return AttentionProblem(attention_spec, model.heads, *widths, model.dtype, kv_heads)
+    widths, kv_heads, smaller = (model.head_width, get_value_width(model)), count_attended_kv_heads(model), None
+    if length > NUM_CHECKED_TOKENS or model.heads > NUM_CHECKED_HEADS:
+        smaller_model = dataclasses.replace(
+            model, heads=NUM_CHECKED_HEADS, kv_heads=1 if kv_heads < model.heads else None
+        )
+        smaller = make_attention_problem(smaller_model, min(length, NUM_CHECKED_TOKENS))
+    return AttentionProblem(attention_spec, model.heads, *widths, model.dtype, kv_heads, smaller)
 
 
 def count_attended_kv_heads(model: spec.ModelConfig) -> int:

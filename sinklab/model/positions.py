@@ -70,55 +70,11 @@ class RotaryPosition(PositionEncoding):
         return rotate_halves(x_BTHK, jnp.cos(angle), jnp.sin(angle))
 
 
-@jax.custom_vjp
 def rotate_halves(x_BTHK: jax.Array, cos_BT1J: jax.Array, sin_BT1J: jax.Array) -> jax.Array:
     """Rotate dimensions (i, i + K/2) by an angle, in float32."""
-    return jax.lax.platform_dependent(
-        x_BTHK, cos_BT1J, sin_BT1J, tpu=rotate_halves_by_product, default=rotate_halves_by_slices
-    )
-
-
-def rotate_halves_by_slices(x_BTHK: jax.Array, cos_BT1J: jax.Array, sin_BT1J: jax.Array) -> jax.Array:
-    """Rotate the left and the right half of the head width, and concatenate them."""
     left, right = jnp.split(x_BTHK.astype(jnp.float32), 2, -1)
     rotated = jnp.concatenate([left * cos_BT1J - right * sin_BT1J, right * cos_BT1J + left * sin_BT1J], -1)
     return rotated.astype(x_BTHK.dtype)
-
-
-def rotate_halves_by_product(x_BTHK: jax.Array, cos_BT1J: jax.Array, sin_BT1J: jax.Array) -> jax.Array:
-    """Swap the halves with a matrix product, which is exact: slices of half a register take longer on a TPU."""
-    identity_JJ = np.eye(x_BTHK.shape[-1] // 2)
-    swap_KK = jnp.asarray(np.kron([[0, 1], [-1, 0]], identity_JJ), x_BTHK.dtype)  # (left, right) -> (-right, left)
-    swapped_BTHK = jnp.einsum(
-        '...K,KL->...L', x_BTHK, swap_KK, precision='highest', preferred_element_type=jnp.float32
-    )
-    cos_BT1K, sin_BT1K = (jnp.concatenate([array, array], -1) for array in (cos_BT1J, sin_BT1J))
-    return (x_BTHK.astype(jnp.float32) * cos_BT1K + swapped_BTHK * sin_BT1K).astype(x_BTHK.dtype)
-
-
-def rotate_halves_forward(x_BTHK, cos_BT1J, sin_BT1J):
-    return rotate_halves(x_BTHK, cos_BT1J, sin_BT1J), (cos_BT1J, sin_BT1J)
-
-
-def rotate_halves_backward(residuals, d_BTHK):
-    cos_BT1J, sin_BT1J = residuals
-    d_x_BTHK = jax.lax.platform_dependent(
-        d_BTHK,
-        cos_BT1J,
-        sin_BT1J,
-        tpu=lambda d_BTHK, cos, sin: rotate_halves_by_product(d_BTHK, cos, -sin),
-        default=transpose_rotation_by_slices,
-    )
-    return d_x_BTHK, jnp.zeros_like(cos_BT1J), jnp.zeros_like(sin_BT1J)
-
-
-def transpose_rotation_by_slices(d_BTHK: jax.Array, cos_BT1J: jax.Array, sin_BT1J: jax.Array) -> jax.Array:
-    """Compute the gradient of `rotate_halves_by_slices`, rounded as automatic differentiation rounds it."""
-    transpose = jax.linear_transpose(lambda x: rotate_halves_by_slices(x, cos_BT1J, sin_BT1J), d_BTHK)
-    return transpose(d_BTHK)[0]
-
-
-rotate_halves.defvjp(rotate_halves_forward, rotate_halves_backward)
 
 
 class AlibiPosition(PositionEncoding):

@@ -28,7 +28,7 @@ from sinklab.model.attention import (
     make_layer_type_indices,
 )
 from sinklab.model.learned_kv import LEARNED_KV_KINDS, LearnedKV
-from sinklab.model.positions import POSITIONS, PositionEncoding
+from sinklab.model.positions import PositionEncoding
 from sinklab.model.transformer import Transformer
 
 ALWAYS_VISIBLE_INDEX, HIDDEN_INDEX = -1, 1 << 30  # of keys that every query sees, and that no query sees
@@ -100,17 +100,6 @@ class RotatedKeys:
 
 
 @dataclasses.dataclass(frozen=True)
-class QueryStart:
-    """Token index (in the text) and position (in the cache) of the first of several queries.
-
-    Recent keys have consecutive positions around it.
-    """
-
-    token_index: jax.Array | int
-    position: jax.Array | int
-
-
-@dataclasses.dataclass(frozen=True)
 class StreamingContext:
     """Replacement of `AttentionContext` that attends to the KV cache and to the tokens being read."""
 
@@ -131,44 +120,28 @@ class StreamingContext:
         recent_kv = jax.tree.map(lambda *parts: jnp.concatenate(parts, 1), self.kv_cache.recent, new_kv)
         kv_cache = KVCache(first_kv, slice_tokens(recent_kv, length, self.cache_config.num_recent))
         first_keys = self.make_first_keys(first_kv, feature_map, learned_kv)
-        if is_shift_invariant(self.model):
-            start = QueryStart(self.first_token_index, 0)
-            return self.attend_queries(query_BTHK, first_keys, recent_kv, feature_map, start), kv_cache
-
-        def attend_token(index: jax.Array) -> jax.Array:
-            token_kv = slice_tokens(recent_kv, index, self.cache_config.num_recent + 1)
-            token_index = self.first_token_index + index
-            start = QueryStart(token_index, jnp.minimum(token_index, self.cache_config.size))
-            query_B1HK = slice_tokens(query_BTHK, index, 1)
-            return self.attend_queries(query_B1HK, first_keys, token_kv, feature_map, start)
-
-        output_TB1HK = jax.lax.map(attend_token, jnp.arange(length))
-        return chunked.join_chunks(output_TB1HK, 1, length), kv_cache
+        return self.attend_queries(query_BTHK, first_keys, recent_kv, feature_map), kv_cache
 
     def attend_queries(
-        self,
-        query_BTHK: jax.Array,
-        first_keys: RotatedKeys,
-        recent_kv: KeyValues,
-        feature_map: nnx.Module,
-        start: QueryStart,
+        self, query_BTHK: jax.Array, first_keys: RotatedKeys, recent_kv: KeyValues, feature_map: nnx.Module
     ) -> jax.Array:
         """Compute o_i = sum_j A_ij v_j over learned, first and recent keys, one chunk of queries at a time.
 
         Each query is rotated twice, for one row of scores: for the first tokens at its position in the cache, for the
-        recent tokens at consecutive positions. Keys of recent tokens are rotated once for all queries.
+        recent tokens at consecutive positions. Keys of recent tokens are rotated once for all queries: scores depend
+        only on distances.
         """
         length, num_recent = query_BTHK.shape[1], self.cache_config.num_recent
         chunk_size = min(chunked.CHUNK_SIZE, length)
         num_chunks = -(-length // chunk_size)
         query_BTHK, recent_kv = pad_token_axis((query_BTHK, recent_kv), num_chunks * chunk_size - length)
         offset_BT = jnp.arange(query_BTHK.shape[1])[None]
-        token_index_BT = start.token_index + offset_BT
+        token_index_BT = self.first_token_index + offset_BT
         queries_of_first, queries_of_recent = (
             RotatedQueries(feature_map(self.position.rotate(query_BTHK, position_BT)), position_BT, token_index_BT)
-            for position_BT in (jnp.minimum(token_index_BT, self.cache_config.size), start.position + offset_BT)
+            for position_BT in (jnp.minimum(token_index_BT, self.cache_config.size), offset_BT)
         )
-        recent_keys = self.make_recent_keys(recent_kv, first_keys, feature_map, start)
+        recent_keys = self.make_recent_keys(recent_kv, first_keys, feature_map)
 
         def attend_chunk(index: jax.Array) -> jax.Array:
             chunk_queries = slice_tokens([queries_of_first, queries_of_recent], index, chunk_size)
@@ -191,12 +164,10 @@ class StreamingContext:
         key_values = KeyValues(feature_map(key_BSGK), value_BSGK)
         return RotatedKeys(key_values, position_BS, token_index_BS, learned_kv.get_score_bias_HC(), num_learned_kv)
 
-    def make_recent_keys(
-        self, recent_kv: KeyValues, first_keys: RotatedKeys, feature_map: nnx.Module, start: QueryStart
-    ) -> RotatedKeys:
+    def make_recent_keys(self, recent_kv: KeyValues, first_keys: RotatedKeys, feature_map: nnx.Module) -> RotatedKeys:
         """Make the keys of recent tokens; those that are also first tokens are hidden from all queries."""
-        offset_BS = jnp.arange(recent_kv.key_BSGK.shape[1])[None] - self.cache_config.num_recent
-        position_BS, token_index_BS = start.position + offset_BS, start.token_index + offset_BS
+        position_BS = jnp.arange(recent_kv.key_BSGK.shape[1])[None] - self.cache_config.num_recent
+        token_index_BS = self.first_token_index + position_BS
         key_BSGK = feature_map(self.position.rotate(recent_kv.key_BSGK, position_BS))
         is_first_BS = token_index_BS < first_keys.position_BS.shape[1] - first_keys.num_learned_kv
         return RotatedKeys(
@@ -291,11 +262,6 @@ def advance_stream(
         apply_layer, x_BTD, (model.blocks, state.caches, make_layer_type_indices(model.model))
     )
     return model.norm(x_BTD), StreamState(state.num_read + x_BTD.shape[1], caches)
-
-
-def is_shift_invariant(model: spec.ModelConfig) -> bool:
-    """Return whether scores depend on distances only; they do not if a feature map follows a rotation."""
-    return model.attention.feature_map == 'identity' or POSITIONS[model.position].rotate is PositionEncoding.rotate
 
 
 def update_first_tokens(first_kv: KeyValues, new_kv: KeyValues, first_token_index: jax.Array) -> KeyValues:

@@ -93,6 +93,12 @@ def check_streaming(spec: Spec, cache: CacheConfig) -> None:
         )
     if mask.block:
         raise UserError(f'config.model.mask.block={mask.block} has no KV cache; give a run without block')
+    feature_map = spec.model.attention.feature_map
+    if feature_map != 'identity' and any(layer_type.position == 'rotary' for layer_type in spec.model.layer_types):
+        raise UserError(
+            f'config.model.attention.feature_map={feature_map} of rotated keys has no KV cache; give a run with '
+            'feature_map=identity, or with another position'
+        )
     last_position = spec.data.length + count_sink_tokens(spec) - 1
     if spec.model.position == 'learned' and cache.size > last_position:
         raise UserError(
