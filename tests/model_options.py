@@ -79,6 +79,9 @@ OPTIONS = {
         for kind in ('relu', 'gelu', 'swish', 'reglu', 'geglu', 'geglu_tanh', 'swiglu')
     },
     **{f'norm {kind}': make_model_changes(norm=kind) for kind in ('pre', 'post', 'sandwich', 'res_post')},
+    **{f'norm {kind}': make_model_changes(norm_kind=kind) for kind in ('gated_rms', 'dynamic_tanh')},
+    **{f'exclusive {kind}': make_model_changes(exclusive=kind) for kind in ('fixed', 'gated')},
+    'differential': make_model_changes(combination='differential', kv_heads=2),
     'norm_epsilon': make_model_changes(norm_epsilon=0.5),
     'qk_norm': make_model_changes(qk_norm=True),
     'qk_norm joint': make_model_changes(qk_norm=True, qk_norm_joint=True),
@@ -156,5 +159,11 @@ COMBINATIONS = {
     ),
     'OLMo 2': make_model_changes(kv_heads=2, norm='res_post', qk_norm=True, qk_norm_joint=True),
     'kv heads, tied, add_wide': make_model_changes(kv_heads=2, tied=True, combination='add_wide'),
+    'exclusive, kv, value gate, kv heads': make_model_changes(
+        exclusive='fixed', columns__kind='kv', gate='value', kv_heads=2
+    ),
+    'differential, sandwich of gated norms, sink token': make_model_changes(
+        combination='differential', kv_heads=1, norm='sandwich', norm_kind='gated_rms', columns__kind='sink_token'
+    ),
     'kernel elu1 normalized, k': make_operation_changes('identity', 'sum') | K_ZERO,
 }

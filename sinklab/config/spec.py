@@ -233,6 +233,9 @@ class ModelConfig:
     norm: Literal['pre', 'post', 'sandwich', 'res_post'] = 'pre'
     """Where RMSNorm stands: before each sublayer, after its sum with the residual stream (`post`), before and after
     the sublayer (`sandwich`), or after it only (`res_post`, of Swin Transformer V2 and OLMo 2)."""
+    norm_kind: Literal['rms', 'gated_rms', 'dynamic_tanh'] = 'rms'
+    """The norm at these places: RMSNorm, RMSNorm times a sigmoid gate of low rank that reads it (GatedNorm), or
+    gain * tanh(alpha x) + bias (DynamicTanh). Norms of queries, keys and heads are RMSNorm."""
     qkv_bias: Bool = False
     """True: learned biases of the query, key and value projections."""
     qk_norm: Bool = False
@@ -241,8 +244,12 @@ class ModelConfig:
     """True: the norms of `qk_norm` are over all heads of a layer together (OLMo 2); False: over each head."""
     head_norm: Bool = False
     """True: RMSNorm of the output of each head."""
-    combination: Literal['concatenate', 'add', 'add_wide'] = 'concatenate'
-    """How outputs of heads become one vector: concatenated, or added (`add_wide`: values as wide as the model)."""
+    exclusive: Literal['none', 'fixed', 'gated'] = 'none'
+    """Exclusive self-attention (XSA): the output of each head loses its component along the token's own value
+    (`fixed`), or a learned multiple of it (`gated`)."""
+    combination: Literal['concatenate', 'add', 'add_wide', 'differential'] = 'concatenate'
+    """How outputs of heads become one vector: concatenated, added (`add_wide`: values as wide as the model), or with
+    every second head, times a sigmoid gate, subtracted from the head before it (`differential`)."""
     gate: GateName = 'none'
     """Sigmoid gate: `elementwise`, `headwise` and `shared` multiply the attention output (one gate for each
     dimension, one for each head, or one for each dimension that all heads share); `value` multiplies the values;

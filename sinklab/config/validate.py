@@ -146,6 +146,11 @@ def find_model_errors(model: ModelConfig) -> Iterator[str]:
         yield f'{path}.head_width is {model.head_width}; rotary positions need an even number'
     if model.heads % model.num_kv_heads:
         yield f'{path}.kv_heads is {model.kv_heads}, which does not divide {path}.heads={model.heads}'
+    if model.combination == 'differential' and model.heads // model.num_kv_heads % 2:
+        yield (
+            f'{path}.combination=differential subtracts heads with the same key, but {path}.heads={model.heads} has '
+            f'{model.num_kv_heads} keys; set {path}.kv_heads so that an even number of heads shares each'
+        )
     yield from find_rotary_errors(model.rotary, model.position, path)
     yield from find_global_layers_errors(model)
     if model.qk_norm_joint and not model.qk_norm:

@@ -33,11 +33,12 @@ from sinklab.model.layers import (
     FEATURE_MAPS,
     GATES,
     INITIALIZATIONS,
+    Exclusion,
     Gate,
     Identity,
     JointRMSNorm,
     RMSNorm,
-    make_norm,
+    make_head_norm,
     make_normal_param,
 )
 from sinklab.model.learned_kv import LEARNED_KV_KINDS, LearnedKV
@@ -255,14 +256,19 @@ def make_layer_type_indices(model: spec.ModelConfig) -> jax.Array | None:
 class Combination:
     """How heads are combined: each through its own part of W_O, or their sum through all of W_O."""
 
-    sums_heads: bool
+    sums_heads: bool = False
     has_model_width_values: bool = False  # values have the width of the model
+    subtracts_heads: bool = False  # head 2i + 1 is subtracted from head 2i
+
+    def count_outputs(self, heads: int) -> int:
+        return 1 if self.sums_heads else heads // 2 if self.subtracts_heads else heads
 
 
 COMBINATIONS = {
-    'concatenate': Combination(sums_heads=False),
+    'concatenate': Combination(),
     'add': Combination(sums_heads=True),
     'add_wide': Combination(sums_heads=True, has_model_width_values=True),
+    'differential': Combination(subtracts_heads=True),  # version 2 of the Differential Transformer (Ye et al., 2026)
 }
 
 
@@ -290,7 +296,7 @@ def make_projection_bias(
 def make_qk_norm(model: spec.ModelConfig, num_heads: int, head_axis: str) -> RMSNorm | JointRMSNorm | Identity:
     if model.qk_norm_joint:
         return JointRMSNorm(num_heads, model.head_width, model.norm_epsilon, head_axis)
-    return make_norm(model.qk_norm, model, model.head_width)
+    return make_head_norm(model.qk_norm, model, model.head_width)
 
 
 class SelfAttention(nnx.Module):
@@ -313,7 +319,11 @@ class SelfAttention(nnx.Module):
         self.query_bias = make_projection_bias(model, model.heads, width, 'heads')
         self.key_bias = make_projection_bias(model, model.num_kv_heads, width, kv_axis)
         self.value_bias = make_projection_bias(model, model.num_kv_heads, value_width, kv_axis)
-        num_output_heads, axis = (1, None) if self.combination.sums_heads else (model.heads, 'heads')
+        num_output_heads = self.combination.count_outputs(model.heads)
+        axis = None if self.combination.sums_heads else 'heads'
+        if self.combination.subtracts_heads:
+            shape, std = (model.width, num_output_heads, 1), init.linear(model, model.width)
+            self.gate_of_second_DHK = make_normal_param(rngs, shape, std, ('embed', axis, None), inputs=1)
         std = init.attention_output(model, num_output_heads * value_width)
         output_args = (num_output_heads, value_width, model.width), std, (axis, 'head_width', 'embed')
         self.output_HKD = make_normal_param(rngs, *output_args, inputs=2)
@@ -322,7 +332,8 @@ class SelfAttention(nnx.Module):
         self.feature_map = FEATURE_MAPS[model.attention.feature_map](model, rngs)
         self.columns = LEARNED_KV_KINDS[model.columns.kind](model, value_width, rngs)
         self.num_attended_kv_heads = count_attended_kv_heads(model)
-        self.head_norm = make_norm(model.head_norm, model, value_width)
+        self.exclusion = Exclusion(model)
+        self.head_norm = make_head_norm(model.head_norm, model, value_width)
         self.gate = Gate(model, value_width, rngs)
 
     def __call__(self, x_BTD: jax.Array, context: LayerContext) -> tuple[jax.Array, Intermediates]:
@@ -343,11 +354,15 @@ class SelfAttention(nnx.Module):
         head_BTHK, intermediates = context.attend(
             self.query_norm(query_BTHK), key_BTGK, gated_BTGK, self.feature_map, self.columns
         )
+        head_BTHK = self.exclusion(head_BTHK, repeat_kv(gated_BTGK, head_BTHK.shape[2]))
         head_BTHK = self.head_norm(self.columns.add_value(head_BTHK))
         head_BTHK = self.gate('output', head_BTHK, x_BTD, value_BTGK)
-        return self.combine(head_BTHK), intermediates
+        return self.combine(head_BTHK, x_BTD), intermediates
 
-    def combine(self, head_BTHK: jax.Array) -> jax.Array:
+    def combine(self, head_BTHK: jax.Array, x_BTD: jax.Array) -> jax.Array:
         if self.combination.sums_heads:
             head_BTHK = head_BTHK.sum(2, keepdims=True)
+        if self.combination.subtracts_heads:
+            gate_BTHK = jax.nn.sigmoid(param_einsum('BTD,DHK->BTHK', x_BTD, self.gate_of_second_DHK))
+            head_BTHK = head_BTHK[:, :, 0::2] - gate_BTHK * head_BTHK[:, :, 1::2]
         return param_einsum('BTHK,HKD->BTD', head_BTHK, self.output_HKD)

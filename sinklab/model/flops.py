@@ -70,7 +70,7 @@ def count_feature_map_weights(model: spec.ModelConfig) -> int:
 
 def count_output_weights(model: spec.ModelConfig) -> int:
     """Count the entries of W_O."""
-    num_parts = 1 if COMBINATIONS[model.combination].sums_heads else model.heads
+    num_parts = COMBINATIONS[model.combination].count_outputs(model.heads)
     return num_parts * get_value_width(model) * model.width
 
 

@@ -62,9 +62,9 @@ class Block(nnx.Module):
     """Attention, then the FFN, each a branch of the residual stream."""
 
     def __init__(self, model: spec.ModelConfig, rngs: nnx.Rngs):
-        self.attention_norms = BranchNorms(model)
+        self.attention_norms = BranchNorms(model, rngs)
         self.attention = SelfAttention(model, rngs)
-        self.ffn_norms = BranchNorms(model)
+        self.ffn_norms = BranchNorms(model, rngs)
         self.ffn = FFN(model, rngs)
 
     def __call__(self, x_BTD: jax.Array, context: LayerContext) -> tuple[jax.Array, Intermediates]:
@@ -104,7 +104,7 @@ class Transformer(nnx.Module):
             return Block(model, rngs)
 
         self.blocks = make_blocks(rngs)
-        self.norm = make_norm(NORM_PLACEMENTS[model.norm].final, model)
+        self.norm = make_norm(NORM_PLACEMENTS[model.norm].final, model, rngs)
         self.head_VD = None if model.tied else make_normal_param(rngs, shape, linear, EMBEDDING_AXES, inputs=None)
         self.position, *global_position = (
             POSITIONS[layer_type.position](layer_type, length + self.sink.num_tokens, rngs)
