@@ -9,7 +9,6 @@ those of faults that were reported of other kernels (`SPECIAL_SCORES`, `SPECIAL_
 import argparse
 import dataclasses
 import itertools
-import os
 
 BACKENDS = 'gpu', 'cudnn'
 OUTPUTS = 'output', 'mass', 'd_query', 'd_key', 'd_value'
@@ -27,9 +26,7 @@ def make_cells(part: str, is_tiny: bool) -> dict[str, dict]:
     """Make all cells: every operation and mask at one shape, some at other widths, lengths, dtypes and scores."""
     from sinklab.attn.example_specs import make_operations
 
-    shape = dict(
-        mask='causal', scores='uniform', length=1024, width=64, dtype='bfloat16', learned_kv=0, sigmoid='rsqrt'
-    )
+    shape = dict(mask='causal', scores='uniform', length=1024, width=64, dtype='bfloat16', learned_kv=0)
     softmax = shape | dict(operation=SOME[0])
     if is_tiny:
         special = [
@@ -45,7 +42,6 @@ def make_cells(part: str, is_tiny: bool) -> dict[str, dict]:
         some = [dict(width=width, mask=mask) for width in (96, 128) for mask in ('causal', 'document', 'alibi')]
         some += [dict(length=4096), dict(length=4096, width=128), dict(dtype='float16'), *SPECIAL_MASKS]
         cells += [shape | dict(operation=operation) | more for more in some]
-    cells += [cell | dict(sigmoid='polynomial') for cell in cells if cell['operation'][0] == 'sigmoid']
     cells = [cell | dict(backend='gpu') for cell in cells] + [
         cell | dict(backend='cudnn') for cell in cells if cell['operation'] == SOME[0]
     ]
@@ -58,11 +54,10 @@ def is_special(cell: dict) -> bool:
 
 def describe(cell: dict) -> str:
     similarity, normalizer = cell['operation']
-    polynomial = ' polynomial' if cell['sigmoid'] == 'polynomial' else ''
     scores = '' if cell['scores'] == 'uniform' else f' {cell["scores"]}'
     learned_kv = f' {cell["learned_kv"]} learned' if cell['learned_kv'] else ''
     shape = f'T={cell["length"]} K={cell["width"]} {cell["dtype"]}'
-    return f'{cell["backend"]} {similarity}/{normalizer}{polynomial} {cell["mask"]}{scores}{learned_kv} {shape}'
+    return f'{cell["backend"]} {similarity}/{normalizer} {cell["mask"]}{scores}{learned_kv} {shape}'
 
 
 def make_spec(cell: dict):
@@ -110,7 +105,6 @@ def measure_cell(cell: dict, args: argparse.Namespace) -> dict:
     from sinklab.attn.backends import BACKENDS, explain_unsupported
     from sinklab.attn.spec import AttentionProblem
 
-    os.environ['SINKLAB_GPU_SIGMOID'] = cell['sigmoid']
     spec, dtype = make_spec(cell), cell['dtype']
     problem = AttentionProblem(spec, HEADS, cell['width'], cell['width'], dtype)
     if reason := explain_unsupported(cell['backend'], jax.default_backend(), problem):

@@ -10,34 +10,27 @@ import argparse
 import contextlib
 import dataclasses
 import itertools
-import os
 import statistics
 import time
 from collections.abc import Callable
 
 NUM_TOKENS, MODEL_WIDTH = 16_384, 2048  # of attention: sequences x length, heads x head width
 ROUNDS, WARMUP_STEPS, NUM_STEPS, STEP_ROUNDS = 10, 3, 10, 3
-# {name: (backend, similarity, normalizer, function of the sigmoid)}.
+# {name: (backend, similarity, normalizer)}.
 KERNELS = {
-    'cuDNN softmax': ('cudnn', 'exp', 'sum', 'rsqrt'),
-    'our softmax': ('gpu', 'exp', 'sum', 'rsqrt'),
-    'our sigmoid': ('gpu', 'sigmoid', 'none', 'rsqrt'),
-    'our sigmoid, polynomial': ('gpu', 'sigmoid', 'none', 'polynomial'),
-    'tokamax softmax': ('tokamax', 'exp', 'sum', 'rsqrt'),
+    'cuDNN softmax': ('cudnn', 'exp', 'sum'),
+    'our softmax': ('gpu', 'exp', 'sum'),
+    'our sigmoid': ('gpu', 'sigmoid', 'none'),
+    'tokamax softmax': ('tokamax', 'exp', 'sum'),
 }
 # These take turns. Kernels that have never run come last, because one that fails can leave the GPU unusable.
 GROUPS = (
     ('cuDNN softmax', 'our softmax'),
-    ('our softmax', 'our sigmoid', 'our sigmoid, polynomial'),
+    ('our softmax', 'our sigmoid'),
     ('tokamax softmax',),
 )
 DIRECTIONS = {'forward': 1.0, 'forward_and_backward': 3.5}  # operations over those of the forward pass
-# {name: (similarity of the row, function of the sigmoid)}
-STEP_VARIANTS = {
-    'softmax': ('softmax', 'rsqrt'),
-    'sigmoid': ('sigmoid', 'rsqrt'),
-    'sigmoid, polynomial': ('sigmoid', 'polynomial'),
-}
+STEP_VARIANTS = 'softmax', 'sigmoid'  # similarities of rows
 PLAIN_JAX = 'plain JAX softmax'  # jax_baseline.py
 BATCH_SIZES = {'60m': 32, '350m': 16, '1b': 8}  # sequences of 2048 tokens
 
@@ -86,7 +79,7 @@ def time_attention(cell: dict, is_tiny: bool) -> dict:
     return result
 
 
-def make_function(direction: str, kernel: tuple[str, str, str, str], shape: tuple[int, ...]) -> Callable:
+def make_function(direction: str, kernel: tuple[str, str, str], shape: tuple[int, ...]) -> Callable:
     """Return the function (query, key, value, cotangent) of a kernel, forward or with the gradients."""
     import jax
     import jax.numpy as jnp
@@ -96,8 +89,7 @@ def make_function(direction: str, kernel: tuple[str, str, str, str], shape: tupl
     from sinklab.attn.mask import make_causal_mask
     from sinklab.attn.spec import AttentionProblem, AttentionSpec
 
-    backend, similarity, normalizer, sigmoid = kernel
-    os.environ['SINKLAB_GPU_SIGMOID'] = sigmoid
+    backend, similarity, normalizer = kernel
     _, length, heads, width = shape
     if backend == 'tokamax':
         import tokamax
@@ -145,9 +137,8 @@ def time_steps(model: str, size: str) -> dict:
     from sinklab.train import memory_estimate, state, step
 
     runs, results, shared_state = {}, {}, None
-    for name, variant in STEP_VARIANTS.items():
-        row, os.environ['SINKLAB_GPU_SIGMOID'] = variant
-        spec, hardware, mesh, backend = load_run(f'{row}_{model}', size, BATCH_SIZES[model])
+    for name in STEP_VARIANTS:
+        spec, hardware, mesh, backend = load_run(f'{name}_{model}', size, BATCH_SIZES[model])
         with jax.set_mesh(mesh):
             if shared_state is None:  # one for all rows, whose parameters have the same shapes
                 shared_state = [state.create_state(spec, mesh)]

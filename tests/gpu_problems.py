@@ -51,7 +51,7 @@ def solve_with_matrices(reduction, problem, query, key, value, parameter_HP):
         score += score_spec.bias_function(list(parameter_HP.T[:, None, :, None, None]), distance_BTS[:, None])
     visible = problem.mask.materialize(keys)[:, None]
     if reduction != SoftmaxReduction():
-        weight, masses = reduction.weigh(score)
+        weight, masses = reduction.weigh_and_sum(score)
         output = jnp.einsum('bhts,bhsk->bhtk', jnp.where(visible, weight, 0), value)
         return output, tuple(jnp.where(visible, mass, 0).sum(-1) for mass in masses)
     has_keys = visible.any(-1)

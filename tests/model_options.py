@@ -59,6 +59,7 @@ OPTIONS = {
     'kernel mlp, clamped': make_operation_changes('identity', 'clamped')
     | make_model_changes(attention__feature_map='mlp'),
     'gain': make_model_changes(attention__gain=0.1),
+    'clipped softmax': make_model_changes(attention__gamma=-0.1, attention__zeta=1.5),
     'offset': SIGMOID | make_model_changes(attention__offset=-1.0),
     **{f'position {kind}': make_model_changes(position=kind) for kind in POSITIONS},
     'rotary base': make_model_changes(rotary__base=50.0),

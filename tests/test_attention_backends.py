@@ -20,7 +20,7 @@ from attention_cases import (
     make_alibi_bias,
     make_attention_spec,
 )
-from conftest import COVERING_OPERATIONS, OPERATIONS, alternate_pairs, make_attention_config, make_case_params
+from conftest import COVERING_OPERATIONS, OPERATIONS, make_attention_config, make_case_params
 
 from sinklab.attn import chunked, reference
 from sinklab.attn import mask as masks
@@ -28,57 +28,27 @@ from sinklab.attn.backends import BACKENDS
 from sinklab.attn.key_attention_sums import compute_key_attention_sums
 
 pytestmark = pytest.mark.usefixtures('small_blocks')
-make_alibi_bias_with_column = functools.partial(make_alibi_bias, columns=1)
+
+
+def compare_under_all_masks(backend, operation, width, dtype, atol):
+    """Compare a backend with the reference in one batch of all masks, with a learned key and ALiBi."""
+    arrays, slopes = draw_inputs(width, columns=1, dtype=dtype, batch=len(MASKS)), (jnp.asarray(ALIBI_SLOPES),)
+    bias = functools.partial(make_alibi_bias, columns=1)
+    compare_backend(backend, make_attention_config(*operation), combine_masks(LENGTH), arrays, bias, 1, slopes, atol)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('operation', make_case_params(OPERATIONS, COVERING_OPERATIONS), ids='-'.join)
 def test_chunked_attention_matches_reference_with_masks_columns_and_alibi(operation):
-    arrays = draw_inputs(16, columns=1, batch=len(MASKS))
-    compare_backend(
-        'chunked',
-        make_attention_config(*operation),
-        combine_masks(LENGTH),
-        arrays,
-        make_alibi_bias_with_column,
-        1,
-        (jnp.asarray(ALIBI_SLOPES),),
-        5e-5,
-    )
+    compare_under_all_masks('chunked', operation, 16, jnp.float32, 5e-5)
 
 
-PRECISIONS = {'float32': (jnp.float32, 5e-5), 'bfloat16': (jnp.bfloat16, 1.5e-2)}
-WIDTHS = 64, 96, 128
-
-
-def make_cases():
-    """Yield every operation, width and precision. Most cases are exhaustive; the others are slow."""
-    for operation in KERNEL_OPERATIONS:
-        for offset, precision in enumerate(PRECISIONS):
-            for width in WIDTHS:
-                position = COVERING_OPERATIONS.index(operation) if operation in COVERING_OPERATIONS else None
-                is_slow = position is not None and width == WIDTHS[(position + offset) % 3]
-                is_slow = is_slow and (precision == 'float32' or position % 2 == 0)
-                mark = pytest.mark.slow if is_slow else pytest.mark.exhaustive
-                yield pytest.param(
-                    operation, width, precision, id=f'{"-".join(operation)}-{width}-{precision}', marks=mark
-                )
-
-
-@pytest.mark.parametrize(('operation', 'width', 'precision'), list(make_cases()))
-def test_tpu_kernels_match_reference_with_masks_columns_and_alibi(operation, width, precision):
-    dtype, atol = PRECISIONS[precision]
-    arrays = draw_inputs(width, columns=1, dtype=dtype, batch=len(MASKS))
-    compare_backend(
-        'tpu',
-        make_attention_config(*operation),
-        combine_masks(LENGTH),
-        arrays,
-        make_alibi_bias_with_column,
-        1,
-        (jnp.asarray(ALIBI_SLOPES),),
-        atol,
-    )
+@pytest.mark.slow
+@pytest.mark.parametrize('operation', make_case_params(KERNEL_OPERATIONS, COVERING_OPERATIONS), ids='-'.join)
+def test_tpu_kernels_match_reference_with_masks_columns_and_alibi(operation):
+    width = (64, 96, 128)[OPERATIONS.index(operation) % 3]
+    compare_under_all_masks('tpu', operation, width, jnp.float32, 5e-5)
+    compare_under_all_masks('tpu', operation, width, jnp.bfloat16, 1.5e-2)
 
 
 @pytest.mark.slow
@@ -91,52 +61,44 @@ def test_chunks_beyond_512_queries_are_computed_in_loops_of_at_least_two():
         assert length <= 512 or all(last - first >= 2 for first, last in groups)
 
 
-@pytest.mark.parametrize(('mask', 'backend'), alternate_pairs(itertools.product(MASKS, ('chunked', 'tpu'))))
+@pytest.mark.parametrize(('mask', 'backend'), [*zip(MASKS, itertools.cycle(('chunked', 'tpu')))])
 def test_static_mask_matches_reference(mask, backend):
     operation = ('exp', 'plus_one') if mask in ('full', 'window', 'documents') else ('sigmoid', 'none')
     compare_backend(backend, make_attention_config(*operation), MASKS[mask](LENGTH), draw_inputs())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ('operation', 'backend'),
-    alternate_pairs(itertools.product([('exp', 'plus_one'), ('elu1', 'sum')], ('chunked', 'tpu'))),
-)
-def test_grouped_queries_and_wider_values_match_reference(operation, backend):
+@pytest.mark.parametrize(('backend', 'operation'), [('chunked', ('exp', 'plus_one')), ('tpu', ('elu1', 'sum'))])
+def test_grouped_queries_and_wider_values_match_reference(backend, operation):
     arrays = draw_inputs(64, heads=4, groups=2, value_width=96)
     compare_backend(backend, make_attention_config(*operation), masks.make_causal_mask(LENGTH), arrays)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize('backend', ['chunked', 'tpu'])
-@pytest.mark.parametrize(
-    ('length', 'operation'), alternate_pairs(itertools.product([1, 100, 257], (('exp', 'sum'), ('sigmoid', 'sum'))))
-)
-def test_length_not_divisible_by_block_matches_reference(backend, length, operation):
-    compare_backend(
-        backend, make_attention_config(*operation), masks.make_causal_mask(length), draw_inputs(64, length=length)
-    )
+@pytest.mark.parametrize('length', [1, 100, 257])
+def test_length_not_divisible_by_block_matches_reference(backend, length):
+    operation, arrays = make_attention_config('exp', 'sum'), draw_inputs(64, length=length)
+    compare_backend(backend, operation, masks.make_causal_mask(length), arrays)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ('operation', 'backend'),
-    alternate_pairs(
-        itertools.product(
-            [('exp', 'sum'), ('exp', 'p_norm'), ('exp', 'plus_one'), ('elu1', 'sum')], ('chunked', 'tpu')
-        )
-    ),
+    ('backend', 'operation'),
+    [
+        ('chunked', ('exp', 'sum')),
+        ('chunked', ('elu1', 'sum')),
+        ('tpu', ('exp', 'p_norm')),
+        ('tpu', ('exp', 'plus_one')),
+    ],
 )
-def test_fully_masked_queries_give_zeros_and_finite_gradients(operation, backend):
+def test_fully_masked_queries_give_zeros_and_finite_gradients(backend, operation):
     end_T = np.where(np.arange(LENGTH) % 3 == 1, 0, np.arange(LENGTH) + 1)
     end_T[128:] = 0
     mask, arrays = masks.make_static_mask(np.zeros(LENGTH, np.int32), end_T.astype(np.int32)), draw_inputs(64)
     output, gradients = compare_backend(backend, make_attention_config(*operation), mask, arrays)
     assert (np.asarray(output)[:, end_T == 0] == 0).all()
     assert all(np.isfinite(gradient).all() for gradient in gradients)
-
-
-KEY_MASS_OPERATIONS = ('exp', 'sum'), ('exp', 'p_norm'), ('sigmoid', 'none'), ('identity', 'clamped')
 
 
 @pytest.mark.slow
@@ -162,19 +124,17 @@ def test_backends_use_scale_of_operation(scale):
                 assert_close(key_attention_sums.raw_BHS, expected.attention_BHTS[..., :4].sum(2), 5e-5)
 
 
-@pytest.mark.parametrize(
-    'case',
-    make_case_params(
-        itertools.product(('dense', 'chunked', 'tpu'), KEY_MASS_OPERATIONS),
-        [
-            *zip(('chunked', 'tpu', 'chunked', 'tpu'), KEY_MASS_OPERATIONS, strict=True),
-            ('dense', KEY_MASS_OPERATIONS[0]),
-        ],
-    ),
-)
 @pytest.mark.slow
-def test_key_mass_matches_full_attention_matrix(case):
-    backend, operation = case
+@pytest.mark.parametrize(
+    ('backend', 'operation'),
+    [
+        ('dense', ('exp', 'sum')),
+        ('chunked', ('sigmoid', 'none')),
+        ('tpu', ('exp', 'p_norm')),
+        ('tpu', ('identity', 'clamped')),
+    ],
+)
+def test_key_mass_matches_full_attention_matrix(backend, operation):
     arrays, keys = draw_inputs(64, columns=1, batch=len(MASKS)), 5
     spec = make_attention_spec(
         dataclasses.replace(make_attention_config(*operation), gain=0.5),

@@ -173,27 +173,6 @@ def test_tpu_cost_benchmark_reports_kernel_over_limit(bundles, matrix, message, 
     assert stderr.startswith(f'v6e sigmoid backward: {message}') if message else not stderr
 
 
-def test_gpu_instructions_benchmark_finds_loops_with_matrix_products(monkeypatch):
-    monkeypatch.syspath_prepend(BENCHMARKS)
-    operations = ['HGMMA.64x64x16.F32.BF16 R24, gdesc[UR8], R24', '@!P1 MUFU.EX2 R0, R0', '@P0 BRA `(.L_x_1)', 'EXIT']
-    operations = ['S2R R0, SR_TID.X', *operations, 'BRA `(.L_x_1)']
-    lines = [f'   -:-:-:Y:01        /*00{n}0*/                   {text} ' for n, text in enumerate(operations)]
-    assembly = '\n'.join([lines[0], '.L_x_1:', *lines[1:]])
-    loops = importlib.import_module('gpu_instructions').find_block_loops(assembly)
-    assert loops == [['HGMMA.64x64x16.F32.BF16', 'MUFU.EX2', 'BRA']]
-
-
-@pytest.mark.exhaustive
-@pytest.mark.skipif(
-    not topology.has_cuda_plugin(), reason='without jax_plugins.xla_cuda13 nothing compiles for a GPU'
-)
-def test_gpu_instructions_benchmark_counts_one_special_function_with_polynomial(run_benchmark, monkeypatch):
-    monkeypatch.setenv('SINKLAB_GPU_SIGMOID', 'rsqrt')  # the benchmark changes it
-    output = run_benchmark('gpu_instructions', '--widths=64')
-    counts = dict(re.findall(rf'^K= +64 ([a-z ]+?) +forward +special ({NUMBER}) ', output, re.MULTILINE))
-    assert counts == {'softmax': '1.03', 'sigmoid rsqrt': '2.00', 'sigmoid polynomial': '1.00'}
-
-
 @pytest.mark.slow
 def test_gradients_benchmark_prints_errors_by_parameter(run_benchmark):
     output = run_benchmark('gradients', '--sequences=16', '--part_size=8', '--models=logit, post')

@@ -20,7 +20,6 @@ from gpu_problems import LENGTH, REDUCTIONS, make_problem, solve_with_matrices
 
 from sinklab.attn import mask
 from sinklab.attn.pallas import gpu
-from sinklab.attn.pallas.gpu_lowering import SIGMOID_VARIABLE
 from sinklab.attn.spec import ScoreBias
 
 
@@ -89,17 +88,6 @@ def test_gpu_kernels_match_definition_in_interpreter(
 )
 def test_gpu_attention_matches_definition_in_interpreter(gpu_interpreter, operation, length, columns):
     """Use a length that needs padding, and learned columns with ALiBi."""
-    compare_with_definition(operation, length, columns)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(('normalizer', 'columns'), [('none', 0), ('sum', 1)])
-def test_polynomial_sigmoid_matches_definition_in_interpreter(gpu_interpreter, normalizer, columns, monkeypatch):
-    monkeypatch.setenv(SIGMOID_VARIABLE, 'polynomial')
-    compare_with_definition(('sigmoid', normalizer), 256, columns)
-
-
-def compare_with_definition(operation, length, columns):
     arrays = draw_inputs(64, columns, length=length, dtype=jnp.bfloat16)
     bias = functools.partial(make_alibi_bias, columns=columns) if columns else ScoreBias
     compare_backend(

@@ -15,8 +15,7 @@ from attention_cases import (
     make_alibi_bias,
     make_attention_spec,
 )
-from conftest import alternate_pairs, make_attention_config
-from jax.experimental import pallas as pl
+from conftest import make_attention_config
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import AxisType
 
@@ -45,7 +44,7 @@ def compute_with_matrices(reduction, arrays, mask):
         score_BHTS = jnp.where(visible_BHTS, score_BHTS, -jnp.inf)
         weight_BHTS, statistics = jax.nn.softmax(score_BHTS), (jax.nn.logsumexp(score_BHTS, -1),)
     else:
-        weight_BHTS, masses = reduction.weigh(score_BHTS)
+        weight_BHTS, masses = reduction.weigh_and_sum(score_BHTS)
         statistics = tuple(jnp.where(visible_BHTS, mass, 0.0).sum(-1) for mass in masses)
     return jnp.einsum('BHTS,BSHV->BTHV', jnp.where(visible_BHTS, weight_BHTS, 0.0), value_BSHV), statistics
 
@@ -110,9 +109,7 @@ def has_race(run, *arrays) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ('name', 'mask'), alternate_pairs((name, mask) for name in REDUCTIONS for mask in ('causal', 'documents'))
-)
+@pytest.mark.parametrize(('name', 'mask'), [('softmax', 'documents'), ('two statistics', 'causal')])
 def test_kernel_gradients_have_no_race(name, mask):
     kernel_spec = KernelSpec(ScoreSpec(0.125), MASKS[mask](LENGTH))
 
@@ -123,28 +120,7 @@ def test_kernel_gradients_have_no_race(name, mask):
 
 
 @pytest.mark.slow
-def test_race_detector_finds_race():
-    def kernel(input_ref, output_ref):
-        output_ref[...] = input_ref[...]
-
-    def run(array):
-        return pl.pallas_call(
-            kernel,
-            grid=(2,),
-            in_specs=[pl.BlockSpec((8, 128), lambda n: (n, 0))],
-            out_specs=pl.BlockSpec((8, 128), lambda n: (0, 0)),
-            out_shape=jax.ShapeDtypeStruct((8, 128), jnp.float32),
-            compiler_params=pltpu.CompilerParams(dimension_semantics=('parallel',)),
-        )(array)
-
-    assert has_race(run, jnp.ones((16, 128)))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ('axes', 'mask'),
-    alternate_pairs((axes, mask) for axes in ((4, 1, 1), (2, 1, 2), (1, 2, 2)) for mask in ('causal', 'documents')),
-)
+@pytest.mark.parametrize(('axes', 'mask'), [((2, 1, 2), 'documents'), ((1, 2, 2), 'causal')])
 def test_kernel_results_are_equal_with_and_without_mesh(axes, mask):
     mesh = jax.make_mesh(axes, ('data', 'fsdp', 'tensor'), axis_types=(AxisType.Auto,) * 3)
     mask, arrays = MASKS[mask](LENGTH), draw_inputs(64, batch=4)

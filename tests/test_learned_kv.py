@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from attention_cases import compute_reference_attention, make_attention_spec
+from attention_cases import make_attention_spec
 from conftest import make_attention_config, make_tiny_spec, replace_operation
 from flax import nnx
 
@@ -14,7 +14,6 @@ from sinklab.attn import reference
 from sinklab.attn.mask import make_causal_mask
 from sinklab.attn.spec import RelativePositionBias, ScoreBias
 from sinklab.model.learned_kv import LEARNED_KV_KINDS, count_learned_kv
-from sinklab.model.transformer import Transformer
 from sinklab.train import state
 
 KEY, VALUE = np.random.default_rng(0).normal(size=(2, 2, 5, 4, 4)).astype(np.float32)  # BSHK
@@ -63,12 +62,10 @@ def test_k_bias_has_configured_fixed_value(value, norm, expected):
 
 
 @pytest.mark.parametrize('columns', ['k', 'kv'])
-@pytest.mark.parametrize('width', [1, 2, 3])
-def test_narrow_key_is_zero_beyond_its_width(columns, width):
-    key, _ = attach_columns(columns, key_width=width)
-    assert (key[..., width:] == 0).all()
-    assert (key[..., :width] != 0).all()
-    assert make_learned_kv(columns, key_width=width).key_HK.shape == (4, width)
+def test_narrow_key_is_zero_beyond_its_width(columns):
+    key, _ = attach_columns(columns, key_width=2)
+    assert (key[..., 2:] == 0).all()
+    assert (key[..., :2] != 0).all()
 
 
 @pytest.mark.parametrize('columns', ['k', 'kv', 'v', 'logit'])
@@ -78,24 +75,6 @@ def test_learned_kv_parameters_are_per_head_or_shared(columns, shared):
     learned = nnx.to_pure_dict(nnx.state(make_learned_kv(columns, shared=shared)))
     assert sorted(learned) == names
     assert {len(leaf) for leaf in learned.values()} == {1 if shared else 4}
-
-
-def test_shared_learned_kv_is_equal_for_all_heads():
-    for result in attach_columns('kv', shared=True):
-        np.testing.assert_array_equal(result, np.broadcast_to(result[:1, :1], result.shape))
-    key, value = attach_columns('kv')
-    assert not np.allclose(key[0, 0], key[0, 1])
-    assert not np.allclose(value[0, 0], value[0, 1])
-
-
-@pytest.mark.slow
-def test_fixed_value_is_not_model_parameter():
-    learned = {
-        value: nnx.state(Transformer(make_model_spec('k', value=value, value_norm=norm), 16, nnx.Rngs(0)))
-        for value, norm in (('zero', None), ('first', 5.0), ('uniform', 5.0))
-    }
-    shapes = [jax.tree.map(jnp.shape, nnx.to_pure_dict(state)) for state in learned.values()]
-    assert shapes[0] == shapes[1] == shapes[2]
 
 
 POSITIONS = np.arange(5)[None]
@@ -141,16 +120,6 @@ def test_count_learned_kv_returns_index_of_first_token():
     )
 
 
-@pytest.mark.slow
-def test_attention_matrix_has_learned_kv_before_text():
-    score_BHTS = jnp.asarray(np.random.default_rng(0).normal(size=(1, 1, 3, 4)), jnp.float32)
-    zeros = jnp.zeros((1, 3, 1, 2)), jnp.zeros((1, 4, 1, 2)), jnp.zeros((1, 4, 1, 2))
-    result = compute_reference_attention(
-        (*zeros, score_BHTS), make_attention_config('exp', 'sum'), make_causal_mask(3), columns=1
-    )[1]
-    np.testing.assert_array_equal(result[0, 0] > 0, [[1, 1, 0, 0], [1, 1, 1, 0], [1, 1, 1, 1]])
-
-
 TOKENS = np.random.default_rng(0).integers(0, 300, (2, 8))
 
 
@@ -183,19 +152,9 @@ def test_softmax_off_by_one_equals_k_bias_with_zero_key():
 
 
 @pytest.mark.slow
-def test_softmax_off_by_one_equals_sink_logit_of_zero():
-    assert_same(run_model('none', 'plus_one'), run_model('logit', score_H=np.zeros((1, 4, 1))))
-
-
-@pytest.mark.slow
 def test_kv_bias_with_zero_value_equals_k_bias():
     key = np.random.default_rng(1).normal(size=(1, 4, 4))
     assert_same(run_model('kv', key_HK=key, value_HK=np.zeros((1, 4, 4))), run_model('k', key_HK=key))
-
-
-@pytest.mark.slow
-def test_sink_logit_far_below_scores_has_no_effect():
-    assert_same(run_model('none'), run_model('logit', score_H=np.full((1, 4, 1), -100.0)))
 
 
 @pytest.mark.slow

@@ -1,7 +1,6 @@
 """Tests of the selection, verification and rejection of attention backends."""
 
 import dataclasses
-import functools
 
 import jax
 import jax.numpy as jnp
@@ -41,29 +40,28 @@ def make_spec_change(*pair, length=256, power=2.0, **spec_fields):
 TABLE_BIAS = ScoreBias(RelativePositionBias(lambda table, distance: distance, np.zeros((1, 1)), is_elementwise=False))
 
 
+PREFIX_MASK_SPEC = make_attention_spec(make_attention_config('exp', 'sum'), masks.make_prefix_mask(256, 3))
+
+
 @pytest.mark.parametrize(
-    ('backend', 'platform', 'changes', 'message'),
+    ('backend', 'platform', 'changes', 'reason'),
     [
-        ('tpu', 'cpu', {}, 'it needs tpu, and these devices are cpu'),
-        ('cudnn', 'gpu', make_spec_change('sigmoid', 'none'), 'it supports only softmax'),
-        (
-            'cudnn',
-            'gpu',
-            dict(spec=make_attention_spec(make_attention_config('exp', 'sum'), masks.make_prefix_mask(256, 3))),
-            'neither causal',
-        ),
-        ('cudnn', 'gpu', dict(value_width=128), 'equal widths'),
-        ('cudnn', 'gpu', dict(dtype='float32'), 'needs bfloat16'),
+        ('tpu', 'cpu', {}, 'cpu'),
+        ('cudnn', 'gpu', make_spec_change('sigmoid', 'none'), 'sigmoid'),
+        ('cudnn', 'gpu', dict(spec=PREFIX_MASK_SPEC), 'causal'),
+        ('cudnn', 'gpu', dict(value_width=128), '128'),
+        ('cudnn', 'gpu', dict(dtype='float32'), 'float32'),
         ('tpu', 'tpu', make_spec_change('softpick', 'sum'), 'softpick'),
-        ('tpu', 'tpu', make_spec_change('exp', 'sum', bias=TABLE_BIAS), 'a learned table'),
-        ('tpu', 'tpu', make_spec_change('sigmoid', 'p_norm', power=5.0), 'may underflow'),
-        ('tpu', 'tpu', dict(width=512, value_width=512), 'heads wider than 256'),
-        ('tpu', 'tpu', make_spec_change('exp', 'sum', length=2**20), 'does not fit in VMEM'),
+        ('tpu', 'tpu', make_spec_change('exp', 'sum', bias=TABLE_BIAS), 'table'),
+        ('tpu', 'tpu', make_spec_change('sigmoid', 'p_norm', power=5.0), 'power'),
+        ('tpu', 'tpu', dict(width=512, value_width=512), '512'),
+        ('tpu', 'tpu', make_spec_change('exp', 'sum', length=2**20), 'VMEM'),
     ],
 )
-def test_select_backend_rejects_unsupported_case_and_lists_alternatives(backend, platform, changes, message):
-    with pytest.raises(UserError, match=message) as error:
+def test_select_backend_rejects_unsupported_case_and_lists_alternatives(backend, platform, changes, reason):
+    with pytest.raises(UserError) as error:
         select_backend(backend, platform, dataclasses.replace(SOFTMAX_PROBLEM, **changes))
+    assert reason in str(error.value)
     assert 'auto, dense, chunked' in str(error.value)
 
 
@@ -76,24 +74,6 @@ def test_find_causal_window_returns_window_of_causal_masks_only():
     )
 
 
-@pytest.mark.slow
-def test_cudnn_attend_applies_scale_of_operation(monkeypatch):
-    jax_attention, spec = (
-        jax.nn.dot_product_attention,
-        make_attention_spec(make_attention_config('exp', 'sum'), masks.make_causal_mask(16)),
-    )
-    monkeypatch.setattr(
-        jax.nn,
-        'dot_product_attention',
-        lambda *arrays, **kwargs: jax_attention(*arrays, **kwargs | dict(implementation='xla')),
-    )
-    query, key, value = (jax.random.normal(jax.random.key(seed), (1, 16, 2, 8)) for seed in range(3))
-    for scale in (None, 0.7):
-        scaled_spec = dataclasses.replace(spec, operation=dataclasses.replace(spec.operation, scale=scale))
-        actual, expected = (attend(query, key, value, scaled_spec) for attend in (cudnn.attend, reference.attend))
-        np.testing.assert_allclose(actual.output_BTHK, expected.output_BTHK, rtol=1e-4, atol=1e-5)
-
-
 def test_cudnn_row_stats_are_float32_although_jax_rounds_them(monkeypatch):
     spec = make_attention_spec(make_attention_config('exp', 'sum'), masks.make_causal_mask(16))
     array = jnp.ones((1, 16, 2, 8), jnp.bfloat16)
@@ -104,11 +84,10 @@ def test_cudnn_row_stats_are_float32_although_jax_rounds_them(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('layout', [Hardware(data=2, tensor=2), Hardware(tensor=2), Hardware()], ids=str)
-def test_cudnn_attend_receives_local_sequences_and_heads(monkeypatch, layout):
-    spec, jax_attention = (
-        make_attention_spec(make_attention_config('exp', 'sum'), masks.make_causal_mask(16)),
-        jax.nn.dot_product_attention,
-    )
+def test_cudnn_attend_receives_scale_and_local_sequences_and_heads(monkeypatch, layout):
+    spec = make_attention_spec(make_attention_config('exp', 'sum'), masks.make_causal_mask(16))
+    spec = dataclasses.replace(spec, operation=dataclasses.replace(spec.operation, scale=0.7))
+    jax_attention = jax.nn.dot_product_attention
     query, key, value = (jax.random.normal(jax.random.key(seed), (4, 16, 4, 8)) for seed in range(3))
     key, value = key[:, :, ::2], value[:, :, ::2]
     shapes = []
@@ -117,7 +96,8 @@ def test_cudnn_attend_receives_local_sequences_and_heads(monkeypatch, layout):
         shapes.append([array.shape for array in arrays])
         return jax_attention(*arrays, implementation='xla', local_window_size=local_window_size, **kwargs)
 
-    expected, residual = jax_attention(query, key, value, is_causal=True, implementation='xla', return_residual=True)
+    options = dict(scale=0.7, is_causal=True, implementation='xla', return_residual=True)
+    expected, residual = jax_attention(query, key, value, **options)
     monkeypatch.setattr(jax.nn, 'dot_product_attention', attend_with_xla)
     mesh = device_mesh.make_mesh(layout)
     with jax.set_mesh(mesh):
@@ -165,34 +145,25 @@ def test_truncate_problem_keeps_mask_and_bias_of_run(changes):
     np.testing.assert_array_equal(np.broadcast_to(truncated.spec.materialize_bias(keys), expected.shape), expected)
 
 
-@pytest.mark.parametrize('platform', ['tpu', 'gpu'])
 @pytest.mark.parametrize('operation', KERNEL_OPERATIONS, ids='-'.join)
-def test_pallas_kernels_support_every_operation_except_softpick(operation, platform):
+def test_pallas_kernels_support_every_operation_except_softpick(operation):
     spec = make_attention_spec(
         make_attention_config(*operation), masks.make_causal_mask(4096), 1, make_alibi_bias(columns=1)
     )
-    assert explain_unsupported(platform, platform, AttentionProblem(spec, 8, 128, 128, 'bfloat16')) is None
+    problem = AttentionProblem(spec, 8, 128, 128, 'bfloat16')
+    assert [explain_unsupported(platform, platform, problem) for platform in ('tpu', 'gpu')] == [None, None]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('poisoned_index', range(3))
-def test_measure_error_is_infinite_for_nan_gradient(monkeypatch, poisoned_index):
-    """Poison one gradient at a time."""
-
+def test_measure_error_is_infinite_for_nan_gradient(monkeypatch):
     @jax.custom_vjp
-    def poison(*arrays):
-        return arrays
+    def poison(array):
+        return array
 
-    def backward(_, d_arrays):
-        return tuple(
-            d_array if index != poisoned_index else jnp.full_like(d_array, jnp.nan)
-            for index, d_array in enumerate(d_arrays)
-        )
-
-    poison.defvjp(lambda *arrays: (arrays, None), backward)
+    poison.defvjp(lambda array: (array, None), lambda _, d_array: (jnp.full_like(d_array, jnp.nan),))
     attend = kernel_attention.attend
     monkeypatch.setattr(
-        kernel_attention, 'attend', lambda kernels, q, k, v, *rest: attend(kernels, *poison(q, k, v), *rest)
+        kernel_attention, 'attend', lambda kernels, q, k, v, *rest: attend(kernels, q, poison(k), v, *rest)
     )
     with interpret_pallas():
         assert backends.measure_error('tpu', SOFTMAX_PROBLEM) == float('inf')
@@ -214,49 +185,15 @@ def test_select_backend_counts_unsupported_case_as_no_failure():
     assert (choice.backend, choice.failed_backends, choice.describe_fallback()) == ('chunked', (), None)
 
 
-@pytest.mark.parametrize(
-    'failure',
-    [
-        NotImplementedError('no such primitive'),
-        jax.errors.JaxRuntimeError('INTERNAL: Mosaic failed to compile TPU kernel'),
-        RuntimeError('cuDNN is not detected.'),
-    ],
-    ids=lambda failure: type(failure).__name__,
-)
-def test_select_backend_skips_kernel_that_jax_cannot_compile(monkeypatch, failure):
-    monkeypatch.setattr(kernel_attention, 'attend', make_failing_function(failure))
-    choice = select_backend('auto', 'tpu', SOFTMAX_PROBLEM)
-    assert (choice.backend, choice.failed_backends) == ('chunked', ('tpu',))
-    assert str(failure) in str(choice)
-
-
-@pytest.mark.parametrize(
-    'bug',
-    [
-        *(TypeError('unsupported operand'), ValueError('shapes do not fit'), AttributeError('no such field')),
-        *(RuntimeError('dictionary changed size'), RecursionError('too deep'), AssertionError()),
-    ],
-    ids=lambda bug: type(bug).__name__,
-)
-def test_select_backend_propagates_bug_in_kernel(monkeypatch, bug):
-    monkeypatch.setattr(kernel_attention, 'attend', make_failing_function(bug))
-    with pytest.raises(type(bug)) as error:
-        select_backend('auto', 'tpu', SOFTMAX_PROBLEM)
-    assert error.value is bug
-
-
-def test_jax_error_without_cudnn_contains_expected_message():
-    arrays = [jax.ShapeDtypeStruct((1, 128, 2, 64), jnp.bfloat16)] * 3
-    attend_with_cudnn = functools.partial(jax.nn.dot_product_attention, is_causal=True, implementation='cudnn')
-    with pytest.raises(RuntimeError, match=backends.NO_CUDNN_MESSAGE):
-        jax.eval_shape(attend_with_cudnn, *arrays)
-
-
-def make_failing_function(failure):
-    def fail(*args, **kwargs):
+@pytest.mark.parametrize('failure', [NotImplementedError('no such primitive'), RuntimeError('no cuDNN')], ids=repr)
+def test_select_backend_replaces_kernel_that_raises_error(monkeypatch, failure):
+    def fail(*args):
         raise failure
 
-    return fail
+    monkeypatch.setattr(kernel_attention, 'attend', fail)
+    choice = select_backend('auto', 'tpu', SOFTMAX_PROBLEM)
+    assert (choice.backend, choice.failed_backends) == ('chunked', ('tpu',))
+    assert str(failure) in choice.describe_fallback()
 
 
 def double_output(attend):

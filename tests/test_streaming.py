@@ -2,14 +2,13 @@
 
 import dataclasses
 import functools
-import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import streaming_reference
-from conftest import draw_params, make_case_params, make_tiny_spec
+from conftest import draw_params, make_tiny_spec
 from flax import nnx
 from model_options import COMBINATIONS, GEMMA3, OPTIONS, SIGMOID, make_model_changes
 
@@ -69,17 +68,6 @@ def compute_logits_in_segments(spec, params, cache, size, token_T=TOKENS):
     return np.concatenate(parts)
 
 
-def compute_logits_token_by_token(spec, params, cache, token_T=TOKENS):
-    def run(model):
-        def step(stream, token_id):
-            hidden_BTD, stream = read_tokens(model, cache, stream, token_id[None, None])
-            return stream, compute_logits(hidden_BTD, model.head[...])[0, 0]
-
-        return jax.lax.scan(step, init_stream(model, cache), jnp.asarray(token_T))[1]
-
-    return jit_model_function(spec, run)(params)
-
-
 def assert_near(actual, expected):
     np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-4 * np.abs(expected).max())
 
@@ -101,43 +89,15 @@ def test_one_pass_matches_reference_cache(name, cache):
     assert_near(compute_logits_in_segments(spec, params, cache, len(TOKENS)), expected)
 
 
-# These indices of 36 cases cover every position with every column, and each of them with both windows and caches.
-SELECTED_SCAN_CASES = 0, 7, 9, 14, 16, 23, 25, 30, 34
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ('position', 'columns', 'window', 'cache'),
-    [
-        pytest.param(*case, marks=() if number in SELECTED_SCAN_CASES else pytest.mark.exhaustive)
-        for number, case in enumerate(
-            itertools.product(('rotary', 'alibi', 'learned'), ('none', 'kv', 'sink_token'), (None, 4), CACHES)
-        )
-    ],
+    'changes',
+    [GEMMA3, SIGMOID | make_model_changes(columns__kind='sink_token')],
+    ids=['Gemma 3', 'sigmoid, sink token'],
 )
-def test_one_pass_matches_token_by_token_scan(position, columns, window, cache):
-    spec, params = make_spec_and_params(
-        **make_model_changes(position=position, columns__kind=columns, mask__window=window)
-    )
-    expected = compute_logits_token_by_token(spec, params, cache)
-    assert_near(compute_logits_in_segments(spec, params, cache, len(TOKENS)), expected)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('size', [3, 5, 8])
-def test_logits_of_global_layers_do_not_depend_on_segment_size(size):
-    spec, params = make_spec_and_params(**GEMMA3)
-    for cache in (CacheConfig(0, 4), CacheConfig(3, 6), CacheConfig(14, 1)):
-        assert_near(
-            compute_logits_in_segments(spec, params, cache, size), compute_logits_token_by_token(spec, params, cache)
-        )
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('size', [3, 5, 8])
-def test_logits_do_not_depend_on_segment_size(size):
-    spec, params = make_spec_and_params(**SIGMOID, **make_model_changes(columns__kind='sink_token'))
-    for cache in (CacheConfig(0, 4), CacheConfig(3, 6)):
+def test_logits_do_not_depend_on_segment_size(changes):
+    spec, params = make_spec_and_params(**changes)
+    for size, cache in ((1, CacheConfig(0, 4)), (5, CacheConfig(3, 6)), (8, CacheConfig(14, 1))):
         assert_near(
             compute_logits_in_segments(spec, params, cache, size),
             compute_logits_in_segments(spec, params, cache, len(TOKENS)),
@@ -154,44 +114,28 @@ def test_cache_without_recent_tokens_matches_reference_cache(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('size', [1, 5, len(TOKENS)])
-def test_logits_in_bfloat16_are_those_of_float32_rounded(size):
+def test_logits_in_bfloat16_are_those_of_float32_rounded():
     spec, params = make_spec_and_params(model__kv_heads=2)
     bfloat16_spec = dataclasses.replace(spec, model=dataclasses.replace(spec.model, dtype='bfloat16'))
     for cache in CACHES:
         expected = compute_logits_in_segments(spec, params, cache, len(TOKENS))
-        actual = compute_logits_in_segments(bfloat16_spec, params, cache, size)
+        actual = compute_logits_in_segments(bfloat16_spec, params, cache, 5)
         assert np.sqrt(np.mean((actual - expected) ** 2)) < 0.06 * expected.std()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    'name',
-    make_case_params(
-        [
-            *('position rotary', 'position absolute', 'learned, sink token', 'alibi, k', 'window', 'kernel elu1, k'),
-            *('global layers, Gemma 3', 'global layers without positions', 'OLMo 2', 'rotary yarn'),
-        ],
-        ['position rotary', 'learned, sink token', 'alibi, k', 'window', 'global layers, Gemma 3'],
-    ),
+    'name', ['position rotary', 'learned, sink token', 'alibi, k', 'window', 'global layers, Gemma 3']
 )
 def test_cache_that_keeps_all_tokens_matches_full_attention(name):
     spec, params = make_spec_and_params(**MODEL_CHANGES[name])
     expected = nnx.merge(state.make_abstract_model(spec)[0], params)(TOKENS[None])[0][0]
-    for cache in (CacheConfig(0, 14), CacheConfig(10, 5), CacheConfig(14, 1)):
+    for cache in (CacheConfig(0, 14), CacheConfig(10, 5)):
         assert_near(compute_logits_in_segments(spec, params, cache, len(TOKENS)), expected)
 
 
-@pytest.mark.slow
 def test_cache_larger_than_text_is_clipped():
-    spec, params = make_spec_and_params(**make_model_changes(position='alibi'))
-    for cache in (CacheConfig(0, 10**9), CacheConfig(10**9, 10**9), CacheConfig(4, 10**9)):
-        clipped_cache = cache.clip(len(TOKENS))
-        assert clipped_cache.size <= 2 * len(TOKENS)
-        assert_near(
-            compute_logits_in_segments(spec, params, clipped_cache, 7),
-            compute_logits_in_segments(spec, params, CacheConfig(0, 14), 7),
-        )
+    assert CacheConfig(0, 10**9).clip(14) == CacheConfig(0, 14)
     assert CacheConfig(4, 8).clip(20) == CacheConfig(4, 8)
 
 
@@ -249,27 +193,32 @@ def test_memory_grows_linearly_with_text_length(monkeypatch):
     assert measure_bytes(8192) < 2.2 * measure_bytes(4096)
 
 
-@pytest.mark.parametrize('name', UNSUPPORTED_MODELS)
-def test_check_streaming_refuses_prefix_and_block_masks(name):
-    with pytest.raises(UserError, match=r'^config\.model\.mask\.(prefix|block)='):
-        check_streaming(make_tiny_spec(**MODEL_CHANGES[name]), CacheConfig(2, 3))
+@pytest.mark.parametrize(
+    ('changes', 'cache', 'value'),
+    [
+        (make_model_changes(mask__prefix=3), CacheConfig(2, 3), 'model.mask.prefix'),
+        (make_model_changes(mask__block=5), CacheConfig(2, 3), 'model.mask.block'),
+        (make_model_changes(position='learned'), CacheConfig(4, 12), '4+12'),
+        (dict(data__task='backcopy', data__triggers=3), CacheConfig(2, 3), 'backcopy'),
+    ],
+    ids=['prefix', 'block', 'missing positions', 'synthetic task'],
+)
+def test_check_streaming_refuses_what_cannot_be_streamed(changes, cache, value):
+    with pytest.raises(UserError) as error:
+        check_streaming(make_tiny_spec(**changes), cache)
+    assert value in str(error.value)
 
 
-def test_check_streaming_refuses_missing_positions_and_synthetic_task():
-    spec = make_tiny_spec(model__position='learned')
-    check_streaming(spec, CacheConfig(4, 11))
-    with pytest.raises(UserError, match=r'--cache=4\+12 .*16.*15'):
-        check_streaming(spec, CacheConfig(4, 12))
+def test_check_streaming_accepts_as_many_learned_positions_as_there_are():
+    check_streaming(make_tiny_spec(model__position='learned'), CacheConfig(4, 11))
     check_streaming(make_tiny_spec(model__position='learned', model__columns__kind='sink_token'), CacheConfig(4, 12))
     check_streaming(make_tiny_spec(), CacheConfig(4, 1020))
-    with pytest.raises(UserError, match='backcopy'):
-        check_streaming(make_tiny_spec(data__task='backcopy', data__triggers=3), CacheConfig(2, 3))
 
 
 def test_measure_perplexity_refuses_text_without_targets():
     spec, params = make_spec_and_params()
     for ids in (TOKENS[:1], np.append(TOKENS[:1], exclude_from_loss(TOKENS[1:]))):
-        with pytest.raises(UserError, match=r'of \d+ tokens'):
+        with pytest.raises(UserError):
             measure_perplexity(spec, CacheConfig(2, 3), params, ids)
 
 
@@ -320,15 +269,8 @@ def test_sampling_stops_at_end_token():
     assert sample_ids(data__end_token=ids[index], data__tokenizer='mine.json') == ids[:index]
 
 
-@pytest.mark.slow
-def test_sampling_does_not_depend_on_prompt_segments(monkeypatch):
-    expected = sample_ids(tokens=3)
-    monkeypatch.setattr('sinklab.train.generate.SEGMENT_TOKENS', 5)
-    assert sample_ids(tokens=3) == expected
-
-
 def test_sampling_refuses_empty_prompt():
-    with pytest.raises(UserError, match='prompt'):
+    with pytest.raises(UserError):
         sample_ids(prompt=TOKENS[:0])
 
 

@@ -4,7 +4,7 @@ import math
 import operator
 import reprlib
 from collections.abc import Mapping
-from typing import Any, Literal, TypeVar, get_args, overload
+from typing import Any, TypeVar, get_args
 
 import jax
 import jax.numpy as jnp
@@ -29,48 +29,6 @@ from sinklab.errors import UserError, format_unknown_name
 
 Window = int | tuple[int, int]
 Entry = TypeVar('Entry')
-
-
-@overload
-def attention(
-    query: ArrayLike,
-    key: ArrayLike,
-    value: ArrayLike,
-    bias: ArrayLike | None = ...,
-    mask: ArrayLike | None = ...,
-    *,
-    similarity: str | Similarity = ...,
-    normalizer: str | Normalizer = ...,
-    scale: ArrayLike | None = ...,
-    score_offset: float = ...,
-    gain: float = ...,
-    power: float | None = ...,
-    is_causal: bool = ...,
-    local_window_size: Window | None = ...,
-    return_weights: Literal[False] = ...,
-    implementation: BackendName = ...,
-) -> jax.Array: ...
-
-
-@overload
-def attention(
-    query: ArrayLike,
-    key: ArrayLike,
-    value: ArrayLike,
-    bias: ArrayLike | None = ...,
-    mask: ArrayLike | None = ...,
-    *,
-    similarity: str | Similarity = ...,
-    normalizer: str | Normalizer = ...,
-    scale: ArrayLike | None = ...,
-    score_offset: float = ...,
-    gain: float = ...,
-    power: float | None = ...,
-    is_causal: bool = ...,
-    local_window_size: Window | None = ...,
-    return_weights: Literal[True],
-    implementation: BackendName = ...,
-) -> tuple[jax.Array, jax.Array]: ...
 
 
 def attention(
@@ -333,19 +291,10 @@ def resolve_implementation(
             f'implementation={implementation!r} computes no attention matrix, which '
             f'{" and ".join(needs)} need; give auto or dense'
         )
-    if BACKENDS[implementation].platform is not None and isinstance(spec.operation.scale, jax.Array):
-        raise UserError(
-            f'implementation={implementation!r} needs a scale that jax does not trace; give auto, dense or chunked'
-        )
-    if BACKENDS[implementation].platform is not None and key.shape[1] != query.shape[1]:
-        raise UserError(
-            f'implementation={implementation!r} needs as many keys as queries; give auto, dense or chunked'
-        )
-    if BACKENDS[implementation].platform is not None and not query.dtype == key.dtype == value.dtype:
-        raise UserError(
-            f'implementation={implementation!r} needs queries, keys and values of one dtype, not {query.dtype}, '
-            f'{key.dtype} and {value.dtype}; give auto, dense or chunked'
-        )
+    if BACKENDS[implementation].platform is not None:
+        need = explain_kernel_need(spec, query, key, value)
+        if need:
+            raise UserError(f'implementation={implementation!r} needs {need}; give auto, dense or chunked')
     heads, width = query.shape[2:]
     kv_heads, value_width = value.shape[2:]
     problem = AttentionProblem(spec, heads, width, value_width, str(query.dtype), kv_heads)
@@ -353,3 +302,14 @@ def resolve_implementation(
     if reason:
         raise UserError(f'implementation={implementation!r} cannot be used: {reason}; give auto, dense or chunked')
     return implementation
+
+
+def explain_kernel_need(spec: AttentionSpec, query: jax.Array, key: jax.Array, value: jax.Array) -> str | None:
+    """Return what kernels need and the arguments do not have, or None."""
+    if isinstance(spec.operation.scale, jax.Array):
+        return 'a scale that jax does not trace'
+    if key.shape[1] != query.shape[1]:
+        return 'as many keys as queries'
+    if not query.dtype == key.dtype == value.dtype:
+        return f'queries, keys and values of one dtype, not {query.dtype}, {key.dtype} and {value.dtype}'
+    return None

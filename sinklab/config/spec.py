@@ -123,6 +123,10 @@ class AttentionConfig:
     """Factor of all attention weights; with softmax, the sum of each row."""
     power: PositiveFloat | None = None
     """p of normalizer `p_norm`; None with other normalizers."""
+    gamma: FiniteFloat = 0.0
+    """Lower end of clipped softmax, at most 0: attention becomes clip((zeta - gamma) A + gamma, 0, 1)."""
+    zeta: PositiveFloat = 1.0
+    """Upper end of clipped softmax, at least 1."""
     offset: FiniteFloat = 0.0
     """Constant added to every score, in units of log(data.length): -1 is the bias of Apple's sigmoid attention."""
 

@@ -31,13 +31,15 @@ def count_forward_flops(model: spec.ModelConfig, length: int) -> Flops:
     Only scores that the mask does not hide are counted: half of them under a causal mask.
     """
     key_width, value_width = model.head_width, get_value_width(model)
+    num_output_parts = COMBINATIONS[model.combination].count_outputs(model.heads)
     projection_weights = (
-        count_query_key_weights(model)
-        + count_value_weights(model)
-        + count_feature_map_weights(model)
+        model.width * (model.heads + model.num_kv_heads) * key_width
+        + model.width * model.num_kv_heads * value_width
+        + num_output_parts * value_width * model.width
         + count_gate_weights(model)
-        + count_output_weights(model)
     )
+    if model.attention.feature_map == 'mlp':  # two matrices, once for each head that they map
+        projection_weights += 2 * (model.heads + count_attended_kv_heads(model)) * key_width**2
     num_keys = sum(  # of all layers, for each query
         model.layer_type_indices.count(index)
         * (compute_mean_visible_keys(layer_type.mask, length) + count_learned_kv(model))
@@ -49,29 +51,6 @@ def count_forward_flops(model: spec.ModelConfig, length: int) -> Flops:
         ffn=2 * model.layers * model.width * model.ffn_width * (3 if FFN_ACTIVATIONS[model.ffn][1] else 2),
         head=2 * model.width * model.vocabulary,
     )
-
-
-def count_query_key_weights(model: spec.ModelConfig) -> int:
-    """Count the entries of W_Q and W_K."""
-    return model.width * (model.heads + model.num_kv_heads) * model.head_width
-
-
-def count_value_weights(model: spec.ModelConfig) -> int:
-    """Count the entries of W_V."""
-    return model.width * model.num_kv_heads * get_value_width(model)
-
-
-def count_feature_map_weights(model: spec.ModelConfig) -> int:
-    """Count the entries of the two matrices of the feature map, once for each head that it maps."""
-    if model.attention.feature_map != 'mlp':
-        return 0
-    return 2 * (model.heads + count_attended_kv_heads(model)) * model.head_width**2
-
-
-def count_output_weights(model: spec.ModelConfig) -> int:
-    """Count the entries of W_O."""
-    num_parts = COMBINATIONS[model.combination].count_outputs(model.heads)
-    return num_parts * get_value_width(model) * model.width
 
 
 def count_gate_weights(model: spec.ModelConfig) -> int:

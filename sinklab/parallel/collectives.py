@@ -47,7 +47,7 @@ def shard_map_over_batch(
         in_specs=(specs, PartitionSpec(sharding.BATCH_AXES)),
         out_specs=(PartitionSpec(), specs) if returns_gradient else PartitionSpec(),
         axis_names=manual_axes,
-        check_vma=False,
+        check_vma=False,  # with it, jax.grad in `function` would sum gradients over devices itself
     )
 
 

@@ -145,7 +145,7 @@ def make_mismatch_finder(spec: Spec, mesh: jax.sharding.Mesh) -> Callable[[dict]
         return jnp.stack([part.sum(dtype=jnp.uint32) for part in bits])[None]
 
     sum_bits = jax.jit(
-        jax.shard_map(sum_local_bits, in_specs=(param_specs,), out_specs=PartitionSpec(MESH_AXES), check_vma=False),
+        jax.shard_map(sum_local_bits, in_specs=(param_specs,), out_specs=PartitionSpec(MESH_AXES)),
         out_shardings=sharding.make_replicated_sharding(mesh),
     )
 

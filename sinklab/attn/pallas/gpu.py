@@ -24,9 +24,7 @@ from sinklab.attn.pallas import block_plan
 from sinklab.attn.pallas.gpu_lowering import (
     compute_slopes,
     find_unsupported_ops,
-    get_sigmoid,
     make_lowerable,
-    polynomial_logistic,
 )
 from sinklab.attn.pallas.kernel_interface import (
     LOG2E,
@@ -101,9 +99,8 @@ class LinearBlockOps:
 
     def __init__(self, reduction: LinearReduction, score_spec: ScoreSpec):
         self.score_spec = score_spec
-        self.is_logistic = reduction.weigh_by_logistic is not None
-        self.weigh = reduction.weigh_by_logistic or reduction.weigh
-        self.weigh_functions = (self.weigh,)
+        self.weigh_and_sum = reduction.weigh_by_logistic or reduction.weigh_and_sum
+        self.weigh_functions = (self.weigh_and_sum,)
         self.num_statistics = reduction.num_statistics
         # See `choose_inner_block`.
         self.is_register_bound = self.num_statistics > 1 or score_spec.bias_function is not None
@@ -118,17 +115,13 @@ class LinearBlockOps:
 
     def apply(self, function: Callable, product, bias):
         """Return function(score), in primitives that Mosaic GPU can lower."""
-        rewrites = {}
-        if self.is_logistic and bias is None and get_sigmoid() == 'polynomial':
-            scale, offset = self.score_spec.scale, self.score_spec.offset
-            rewrites['logistic'] = lambda score: polynomial_logistic(product, scale, offset)  # of the same score
-        return make_lowerable(function, **rewrites)(self.compute_score(product, bias))
+        return make_lowerable(function)(self.compute_score(product, bias))
 
     def start(self, num_queries: int):
         return tuple(jnp.zeros((num_queries,), jnp.float32) for _ in range(self.num_statistics))
 
     def add(self, product_QS, rows, bias_QS, hide: Callable):
-        weight_QS, masses = self.apply(self.weigh, product_QS, bias_QS)
+        weight_QS, masses = self.apply(self.weigh_and_sum, product_QS, bias_QS)
         sums = tuple(row + hide(mass, 0.0).sum(1) for row, mass in zip(rows, masses, strict=True))
         return hide(weight_QS, 0.0), None, sums
 
@@ -137,7 +130,7 @@ class LinearBlockOps:
 
     def compute_weight_and_vjp(self, product, bias, row: Callable, hide: Callable):
         """Return (weight, function dA -> dS); row(n) is the cotangent of mass n, broadcast to the scores."""
-        slopes = functools.partial(compute_slopes, self.weigh)
+        slopes = functools.partial(compute_slopes, self.weigh_and_sum)
         (weight, _), (slope, mass_slopes) = self.apply(slopes, product, bias)
         same_as_weight = [n for n, mass_slope in enumerate(mass_slopes) if mass_slope is slope]
         constant_terms = [row(n) * mass_slope for n, mass_slope in enumerate(mass_slopes) if n not in same_as_weight]

@@ -1,62 +1,18 @@
 """Rewriting of traced functions into primitives that Mosaic GPU can lower."""
 
 import functools
-import math
-import os
 from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.extend.core import Literal
-
-from sinklab.attn.pallas.kernel_interface import LOG2E
-from sinklab.errors import UserError
 
 
 def logistic(x):
     """Compute 1 / (1 + e^-x) without tanh.approx, whose error of 2^-11 would exceed small weights."""
     root = lax.rsqrt(1 + jnp.exp(-x))
     return root * root
-
-
-# Of `polynomial_logistic`. The bits of r, as an integer, are MAGIC minus those of d, which makes d r a number between
-# 1.4142 and 1.4571. There the cubic u (CENTER + (SLOPE - u)^2) is within 8.3e-7 (relative) of a constant (Chebyshev).
-# NUMERATOR is that constant, rounded such that the weight of a large score is exactly 1.
-MAGIC = 0x7F3504F3
-NUMERATOR, SLOPE, CENTER = 2.9585743, 2.1534903, 1.5454951
-MAX_POWER = 2.0**125  # of e^-x; the weight is at least 7e-38
-
-
-def polynomial_logistic(x, scale: float = 1.0, offset: float = 0.0):
-    """Compute the sigmoid of s = scale x + offset with one operation of the special function unit.
-
-    NUMERATOR / d, with d = NUMERATOR (1 + e^-s), is an integer guess r times a quadratic polynomial in d r, which
-    takes the place of two Newton steps. One multiply-add computes s, its change to powers of two, and the factor
-    NUMERATOR of e^-s. The relative error is at most 8e-6.
-    """
-    power = jnp.exp2((-LOG2E * scale) * x + (math.log2(NUMERATOR) - LOG2E * offset))
-    denominator = NUMERATOR + jnp.minimum(power, MAX_POWER)
-    guess = lax.bitcast_convert_type(np.int32(MAGIC) - lax.bitcast_convert_type(denominator, jnp.int32), jnp.float32)
-    error = SLOPE - denominator * guess
-    return guess * (CENTER + error * error)
-
-
-SIGMOIDS = {'rsqrt': logistic, 'polynomial': polynomial_logistic}
-SIGMOID_VARIABLE = 'SINKLAB_GPU_SIGMOID'  # environment variable: the entry of `SIGMOIDS` that kernels use
-
-
-def get_sigmoid() -> str:
-    """Return the name of the sigmoid of kernels, from the environment.
-
-    Raises:
-        UserError: The environment variable names no entry of `SIGMOIDS`.
-    """
-    name = os.environ.get(SIGMOID_VARIABLE, 'rsqrt')
-    if name not in SIGMOIDS:
-        raise UserError(f'{SIGMOID_VARIABLE}={name} is unknown; set it to {" or ".join(SIGMOIDS)}')
-    return name
 
 
 def log1p(x):
@@ -132,7 +88,7 @@ REWRITES = {
     'expm1': expm1,
     'floor': floor,
     'log1p': log1p,
-    'logistic': lambda x: SIGMOIDS[get_sigmoid()](x),
+    'logistic': logistic,
     'pow': power,
     'stop_gradient': lambda x: x,
     'tanh': lambda x: 2 * logistic(2 * x) - 1,
@@ -143,23 +99,18 @@ MAX_BIAS_PARAMETERS = 64  # passed to bias functions of an unknown number of par
 CALL_PRIMITIVES = {'pjit', 'jit', 'closed_call', 'core_call', 'custom_jvp_call', 'custom_vjp_call'}
 
 
-def make_lowerable(function: Callable, **rewrites: Callable) -> Callable:
-    """Inline a function of arrays, and rewrite the primitives in it that Mosaic GPU cannot lower.
-
-    Args:
-        function: The function.
-        **rewrites: Functions for primitives, which take the place of those in `REWRITES`.
-    """
+def make_lowerable(function: Callable) -> Callable:
+    """Inline a function of arrays, and rewrite the primitives in it that Mosaic GPU cannot lower."""
 
     def run(*arguments):
         closed_jaxpr, shape = jax.make_jaxpr(function, return_shape=True)(*arguments)
-        outputs = evaluate_jaxpr(closed_jaxpr, jax.tree.leaves(arguments), REWRITES | rewrites)
+        outputs = evaluate_jaxpr(closed_jaxpr, jax.tree.leaves(arguments))
         return jax.tree.unflatten(jax.tree.structure(shape), outputs)
 
     return run
 
 
-def evaluate_jaxpr(closed_jaxpr, inputs, rewrites: dict[str, Callable]):
+def evaluate_jaxpr(closed_jaxpr, inputs):
     values = dict(zip(closed_jaxpr.jaxpr.constvars, closed_jaxpr.consts, strict=True))
     values |= zip(closed_jaxpr.jaxpr.invars, inputs, strict=True)
 
@@ -171,9 +122,9 @@ def evaluate_jaxpr(closed_jaxpr, inputs, rewrites: dict[str, Callable]):
         arguments = [read(var) for var in equation.invars]
         called_jaxpr = get_called_jaxpr(equation)
         if called_jaxpr is not None:
-            outputs = evaluate_jaxpr(called_jaxpr, arguments, rewrites)
-        elif name in rewrites:
-            outputs = [rewrites[name](*arguments)]
+            outputs = evaluate_jaxpr(called_jaxpr, arguments)
+        elif name in REWRITES:
+            outputs = [REWRITES[name](*arguments)]
         else:
             outputs = equation.primitive.bind(*arguments, **equation.params)
             outputs = outputs if equation.primitive.multiple_results else [outputs]

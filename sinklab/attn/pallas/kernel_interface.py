@@ -47,17 +47,16 @@ class LinearReduction:
     """Linear reduction: u_i = sum_j w(s_ij) v_j, with a statistic sum_j m(s_ij) for each mass m.
 
     Attributes:
-        weigh: Function that returns w and all m.
+        weigh_and_sum: Function that returns w and all m.
         weigh_by_logistic: The same function, if it is a sigmoid, for kernels with a logistic function of their own.
-            Every `logistic` in it is of the score.
     """
 
-    weigh: WeighMasses
+    weigh_and_sum: WeighMasses
     weigh_by_logistic: WeighMasses | None = None
 
     @property
     def num_statistics(self) -> int:
-        return len(jax.eval_shape(self.weigh, jax.ShapeDtypeStruct((1, 1), jnp.float32))[1])
+        return len(jax.eval_shape(self.weigh_and_sum, jax.ShapeDtypeStruct((1, 1), jnp.float32))[1])
 
     def get_residuals(self, output: jax.Array, statistics: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
         return ()

@@ -191,14 +191,14 @@ class LinearBlockOps:
     name, score_factor = 'linear', 1.0
 
     def __init__(self, reduction: LinearReduction):
-        self.weigh, self.num_running_stats = reduction.weigh, reduction.num_statistics
+        self.weigh_and_sum, self.num_running_stats = reduction.weigh_and_sum, reduction.num_statistics
 
     def start(self, *scratch):
         for sums in scratch:
             sums[...] = jnp.zeros_like(sums)
 
     def add(self, scratch, score, visible, value):
-        weight, masses = self.weigh(score)
+        weight, masses = self.weigh_and_sum(score)
         sum_QV, *totals = scratch
 
         def hide(x):
@@ -215,7 +215,7 @@ class LinearBlockOps:
 
     def compute_weight_and_d_score(self, score_SQ, d_weight_SQ, *d_mass_1Q):
         """Return (weight, dS)."""
-        (weight_SQ, masses), vjp = jax.vjp(self.weigh, score_SQ)
+        (weight_SQ, masses), vjp = jax.vjp(self.weigh_and_sum, score_SQ)
         d_masses = type(masses)(jnp.broadcast_to(row, score_SQ.shape) for row in d_mass_1Q)
         return weight_SQ, vjp((d_weight_SQ, d_masses))[0]
 
