@@ -33,7 +33,7 @@ MIN_DIFFERENCES = {
 }
 
 
-def make_claim(statement, source, row, relation, reference=None, metric=SINK_METRIC, min_difference=None):
+def make_claim(statement, source, row, relation, reference=BASELINE_ROW, metric=SINK_METRIC, min_difference=None):
     """Make a claim about a metric of a row.
 
     Args:
@@ -41,12 +41,11 @@ def make_claim(statement, source, row, relation, reference=None, metric=SINK_MET
         source: where it is published.
         row: the row, as TABLE:ROW.
         relation: `>`, `<` or `=`.
-        reference: the reading to compare with, (row, metric) or (row, metric, 'start'); None for the same metric of
-            BASELINE_ROW.
+        reference: the row to compare with, or the reading (row, metric) or (row, metric, 'start').
         metric: the metric of the row.
         min_difference: the smallest difference that counts; None for that of MIN_DIFFERENCES.
     """
-    readings = dict(left=(row, metric), right=reference or (BASELINE_ROW, metric))
+    readings = dict(left=(row, metric), right=(reference, metric) if isinstance(reference, str) else reference)
     return dict(
         statement=statement,
         source=source,
@@ -104,7 +103,7 @@ EMERGENCE = {
         f'{GU_ICLR}, Table 9',
         'optimization:rate_2e-4_40k',
         '>',
-        ('optimization:rate_2e-4_20k', SINK_METRIC),
+        'optimization:rate_2e-4_20k',
     ),
     **{
         f'batch_{name}': make_claim(
@@ -130,7 +129,7 @@ EMERGENCE = {
         f'{GU_V1}, Table 1',
         'optimization:decay_2',
         '<',
-        ('optimization:decay_0.5', SINK_METRIC),
+        'optimization:decay_0.5',
     ),
     'decay_far_too_much': make_claim(
         '50 times the weight decay gives less of a sink.', f'{GU_V1}, Table 1', 'optimization:decay_5', '<'
@@ -143,31 +142,23 @@ DATA = {
         f'{GU_V1}, Figure 2C',
         'data:amount_50m',
         '<',
-        (NO_FIXED_TOKEN_ROW, SINK_METRIC),
+        NO_FIXED_TOKEN_ROW,
     ),
     'random_1': make_claim(
-        'A random first token gives more of a sink.',
-        f'{GU_V1}, section 5',
-        'data:random_1',
-        '>',
-        (NO_FIXED_TOKEN_ROW, SINK_METRIC),
+        'A random first token gives more of a sink.', f'{GU_V1}, section 5', 'data:random_1', '>', NO_FIXED_TOKEN_ROW
     ),
     'random_1_10': make_claim(
         'With ten random first tokens the sink tends to disappear.',
         f'{GU_V1}, section 5',
         'data:random_1_10',
         '<',
-        (NO_FIXED_TOKEN_ROW, SINK_METRIC),
+        NO_FIXED_TOKEN_ROW,
     ),
     'random_1_2': make_other_position_claim(
         'With two random first tokens the sink is on the second.', f'{GU_V1}, section 5', 'data:random_1_2', 'sink/2'
     ),
     'fixed_1': make_claim(
-        'A fixed first token gives more of a sink.',
-        f'{GU_V1}, Table 7',
-        'data:fixed_1',
-        '>',
-        (NO_FIXED_TOKEN_ROW, SINK_METRIC),
+        'A fixed first token gives more of a sink.', f'{GU_V1}, Table 7', 'data:fixed_1', '>', NO_FIXED_TOKEN_ROW
     ),
     'fixed_2': make_other_position_claim(
         'A token fixed at position 2 has more of a sink than the first.',
@@ -194,21 +185,21 @@ DATA = {
         BARBERO,
         'packing:document',
         '<',
-        ('packing:causal', SINK_METRIC),
+        'packing:causal',
     ),
     'packing_bos': make_claim(
         'With attention within documents, BOS before each document gives more of a sink.',
         BARBERO,
         'packing:document_bos',
         '>',
-        ('packing:document', SINK_METRIC),
+        'packing:document',
     ),
     'packing_fixed': make_claim(
         'With attention across documents, BOS before each document and window gives more of a sink.',
         BARBERO,
         'packing:causal_fixed',
         '>',
-        ('packing:causal', SINK_METRIC),
+        'packing:causal',
     ),
 }
 
@@ -250,31 +241,27 @@ ARCHITECTURE = {
         '2605.06611',
         'blocks:head_norm',
         '<',
-        (EIGHT_HEADS_ROW, SINK_METRIC),
+        EIGHT_HEADS_ROW,
     ),
     'gate_elementwise': make_claim(
         'A gate of each element of the attention output gives less of a sink.',
         'Qiu et al., 2505.06708',
         'blocks:gate_elementwise',
         '<',
-        (EIGHT_HEADS_ROW, SINK_METRIC),
+        EIGHT_HEADS_ROW,
     ),
     'gate_headwise': make_claim(
         'A gate of each head gives less of a sink.',
         'Qiu et al., 2505.06708',
         'blocks:gate_headwise',
         '<',
-        (EIGHT_HEADS_ROW, SINK_METRIC),
+        EIGHT_HEADS_ROW,
     ),
     'gate_shared': make_presence_claim(
         'A sink emerges with a gate that heads share.', 'Qiu et al., 2505.06708', 'blocks:gate_shared'
     ),
     'gate_value_state': make_claim(
-        'A value-state gate gives less of a sink.',
-        '2510.09017',
-        'blocks:gate_value_state',
-        '<',
-        (EIGHT_HEADS_ROW, SINK_METRIC),
+        'A value-state gate gives less of a sink.', '2510.09017', 'blocks:gate_value_state', '<', EIGHT_HEADS_ROW
     ),
 }
 
@@ -313,7 +300,7 @@ LEARNED_KV = {
         f'{GU_V1}, Table 10',
         'columns:k_first_20',
         '<',
-        ('columns:k_first_1', SINK_STAR_METRIC),
+        'columns:k_first_1',
         SINK_STAR_METRIC,
     ),
     'column_key_width': make_claim(
@@ -321,7 +308,7 @@ LEARNED_KV = {
         f'{GU_ICLR}, Table 13',
         'columns:k_width_1',
         '<',
-        ('columns:k_width_64', SINK_STAR_METRIC),
+        'columns:k_width_64',
         SINK_STAR_METRIC,
     ),
 }
@@ -341,7 +328,7 @@ OPERATION = {
         f'{GU_V1}, Table 4',
         'attention:sigmoid_normalized',
         '>',
-        ('attention:sigmoid', SINK_METRIC),
+        'attention:sigmoid',
     ),
     'sigmoid_learns': make_claim(
         'Sigmoid without normalization has a lower loss than softmax.',
@@ -445,16 +432,12 @@ SIZE = {
             f'{GU_V1}, Figure 1',
             'model_size:0.2m_equal_tokens',
             '<',
-            ('model_size:1.3m', SINK_METRIC),
+            'model_size:1.3m',
         ),
         NEEDS_SIZE_SMALL,
     ),
     'context': make_claim(
-        'Longer training texts give more of a sink.',
-        BARBERO,
-        'context_length:quarter',
-        '<',
-        ('context_length:full', SINK_METRIC),
+        'Longer training texts give more of a sink.', BARBERO, 'context_length:quarter', '<', 'context_length:full'
     ),
     'first_norm': exclude_sizes(
         make_claim(

@@ -81,24 +81,8 @@ COVERING_OPERATIONS = [
 ]
 
 
-def alternate_pairs(pairs: Iterable[tuple]) -> list:
-    """Return parameters for the pairs of a product whose second value alternates between two values.
-
-    Each first value keeps one of its two pairs. The other pair is marked as exhaustive.
-    """
-    return [
-        pytest.param(*pair, marks=pytest.mark.exhaustive if number % 4 in (1, 2) else ())
-        for number, pair in enumerate(pairs)
-    ]
-
-
 def choose_covering_cases(cases: Iterable[Hashable], get_parts: Callable[[Hashable], Iterable[Hashable]]) -> set:
-    """Return a few of the cases in which every part of any case occurs, chosen greedily.
-
-    Args:
-        cases: the candidates; of equally good ones, the first is chosen.
-        get_parts: returns the parts of a case, for example (field, value) of each field.
-    """
+    """Return a few of the cases in which every part of any case occurs, chosen greedily."""
     parts_by_case = {case: set(get_parts(case)) for case in cases}
     missing, chosen = set().union(*parts_by_case.values()), set()
     while missing:
@@ -124,11 +108,7 @@ TINY_FIELDS = {
 
 
 def make_tiny_config(**changes) -> ConfigDict:
-    """Return the default config at a size that compiles in a second, with changes.
-
-    Args:
-        **changes: values by field, with __ for the dot.
-    """
+    """Return the default config at a size that compiles in a second, with changes: __ stands for the dot."""
     config = default.get_config()
     config.update_from_flattened_dict(
         {**TINY_FIELDS, **{name.replace('__', '.'): value for name, value in changes.items()}}

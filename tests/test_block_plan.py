@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from attention_cases import assert_close, draw_inputs, interpret_pallas, make_attention_spec
-from conftest import alternate_pairs, make_attention_config
+from conftest import make_attention_config
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -46,12 +46,7 @@ def test_block_size_divides_padded_length(length):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ('length', 'operation'),
-    alternate_pairs(
-        (length, pair) for length in (1025, 2049, 4096) for pair in (('exp', 'sum'), ('sigmoid', 'none'))
-    ),
-)
+@pytest.mark.parametrize(('length', 'operation'), [(2049, ('exp', 'sum')), (4096, ('sigmoid', 'none'))])
 def test_kernels_with_block_sizes_of_chip_match_reference(operation, length):
     """Test 2304 queries in blocks of 256, and blocks of 1024 by 2048 in sub-blocks."""
     arrays = draw_inputs(64, heads=1, groups=1, length=length)

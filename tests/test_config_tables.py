@@ -8,14 +8,12 @@ from typing import get_args, get_type_hints
 
 import pytest
 from frozen.record import drop_added_fields, flatten
-from published import PUBLISHED_NUMBERS
 from rows import PAPER_MODULES, ROWS, get_name
 
 from sinklab.config import spec
 from sinklab.config.validate import parse_config
 from sinklab.configs import (
     default,
-    emergence,
     quickstart,
 )
 from sinklab.configs.sizes import REFERENCE_FIELDS, SIZES
@@ -77,16 +75,6 @@ def test_row_diff_changes_known_fields(module):
         assert set(unchanged_paths) <= {SIZE_DEPENDENT_FIELD} | FIELDS_AT_DEFAULT.get(
             (get_name(module), row), set()
         ), row
-
-
-def test_published_numbers_match_sources():
-    actual = {
-        (get_name(module), row): entry['published']
-        for module in PAPER_MODULES
-        for row, entry in module.ROWS.items()
-        if entry['published'] and module is not emergence
-    }
-    assert actual == PUBLISHED_NUMBERS
 
 
 def test_quickstart_reuses_rows_of_other_tables_at_quickstart_size():

@@ -20,7 +20,6 @@ from sinklab.model.attention import make_attention_problem
 from sinklab.train import state
 
 NO_POSITIONS = make_model_changes(layers=4, global_layers__every=2, global_layers__position='none', kv_heads=2)
-MODELS = pytest.mark.parametrize('changes', [GEMMA3, NO_POSITIONS], ids=['Gemma 3', 'NoPE'])
 
 
 def compute_loss(spec, params, **options):
@@ -30,8 +29,9 @@ def compute_loss(spec, params, **options):
 
 
 @pytest.mark.slow
-@MODELS
-@pytest.mark.parametrize('remat', ['none', 'full', 'attention,ffn'])
+@pytest.mark.parametrize(
+    ('changes', 'remat'), [(GEMMA3, 'attention,ffn'), (NO_POSITIONS, 'full')], ids=['Gemma 3', 'NoPE']
+)
 def test_chunked_backend_gives_loss_and_gradient_of_dense_backend(changes, remat):
     spec = make_tiny_spec(**changes)
     params = draw_params(spec)
@@ -61,16 +61,6 @@ def test_tpu_kernels_give_loss_and_gradient_of_dense_backend():
     np.testing.assert_allclose(loss, dense_loss, rtol=1e-4)
     for actual, expected in zip(jax.tree.leaves(gradient), jax.tree.leaves(dense_gradient), strict=True):
         np.testing.assert_allclose(actual, expected, rtol=1e-2, atol=1e-3 * np.abs(expected).max())
-
-
-@pytest.mark.slow
-def test_captured_attention_has_window_in_local_layers_only():
-    spec = make_tiny_spec(**GEMMA3)
-    attention_LBHTS = compute_loss(spec, draw_params(spec), capture=True)[1].attention_BHTS
-    distance_TS = np.subtract.outer(*[np.arange(TOKENS.shape[1])] * 2)
-    for layer, attention_BHTS in enumerate(attention_LBHTS, 1):
-        reach = distance_TS.max() + 1 if layer == 2 else spec.model.mask.window
-        np.testing.assert_array_equal((attention_BHTS > 0).all((0, 1)), (distance_TS >= 0) & (distance_TS < reach))
 
 
 @pytest.mark.slow
@@ -110,7 +100,7 @@ def test_selected_backend_supports_every_kind_of_layer():
     assert select_backend('auto', 'cpu', local, global_layer).backend == 'chunked'
     wide = dataclasses.replace(global_layer, width=512, value_width=512)
     for problems in ((local, wide), (wide, local)):
-        with pytest.raises(UserError, match='heads wider than 256'):
+        with pytest.raises(UserError, match='512'):
             select_backend('tpu', 'tpu', *problems, verify=False)
         assert select_backend('auto', 'tpu', *problems, verify=False).backend == 'chunked'
     assert select_backend('auto', 'tpu', local, global_layer, verify=False).backend == 'tpu'

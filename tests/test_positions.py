@@ -7,8 +7,6 @@ import numpy as np
 import pytest
 from conftest import make_tiny_spec
 from flax import nnx
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from model_options import OPTIONS
 
 from sinklab.attn.spec import ScoreBias
@@ -17,9 +15,6 @@ from sinklab.model.positions import (
     POSITIONS,
     compute_alibi_slopes,
     compute_buckets,
-    rotate_halves_by_product,
-    rotate_halves_by_slices,
-    transpose_rotation_by_slices,
 )
 
 POSITION_IDS = np.array([[0, 1, 2, 0, 1, 5, 150], [3, 3, 4, 90, 7, 0, 1]])  # of two sequences, in any order
@@ -32,9 +27,8 @@ def make_position(kind, length=200, **changes):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('name', ['position rotary', 'rotary base', 'rotary linear', 'rotary llama3'])
-@pytest.mark.parametrize('width', [2, 4, 10])
-def test_rotary_matches_complex_rotation_of_dimension_pairs(width, name):
-    x_BTHK = np.random.default_rng(0).normal(size=(2, 7, 3, width)).astype(np.float32)
+def test_rotary_matches_complex_rotation_of_dimension_pairs(name):
+    x_BTHK = np.random.default_rng(0).normal(size=(2, 7, 3, 10)).astype(np.float32)
     rotary = make_tiny_spec(**OPTIONS[name]).model.rotary
     actual = make_position('rotary', **OPTIONS[name]).rotate(x_BTHK, jnp.asarray(POSITION_IDS))
     for b, h in np.ndindex(2, 3):
@@ -42,39 +36,9 @@ def test_rotary_matches_complex_rotation_of_dimension_pairs(width, name):
         np.testing.assert_allclose(actual[b, :, h], expected, atol=1e-4)
 
 
-@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
-def test_rotation_on_tpus_and_its_gradient_equal_those_on_other_devices(dtype):
-    x_BTHK = jnp.asarray(np.random.default_rng(0).normal(size=(2, 7, 3, 10)), dtype)
-    angle_BT1J = jnp.asarray(np.random.default_rng(1).uniform(-4, 4, (2, 7, 1, 5)), jnp.float32)
-    cos, sin = jnp.cos(angle_BT1J), jnp.sin(angle_BT1J)
-    # Without jit, no products and sums are contracted.
-    np.testing.assert_array_equal(
-        rotate_halves_by_product(x_BTHK, cos, sin), rotate_halves_by_slices(x_BTHK, cos, sin)
-    )
-    np.testing.assert_array_equal(
-        rotate_halves_by_product(x_BTHK, cos, -sin), transpose_rotation_by_slices(x_BTHK, cos, sin)
-    )
-
-
-@pytest.mark.slow
-def test_rotary_scores_depend_only_on_distance():
-    query, key = np.random.default_rng(0).normal(size=(2, 1, 1, 1, 8)).astype(np.float32)
-    position_ids = jnp.arange(10)[None]
-    queries, keys = (make_position('rotary').rotate(jnp.tile(x, (1, 10, 1, 1)), position_ids) for x in (query, key))
-    score = np.einsum('tk,sk->ts', queries[0, :, 0], keys[0, :, 0])
-    for distance in range(-9, 10):
-        diagonal = np.diagonal(score, distance)
-        np.testing.assert_allclose(diagonal, diagonal[0], atol=1e-5)
-    assert np.ptp(score) > 0.1
-
-
 @pytest.mark.parametrize('heads', [1, 2, 3, 4, 6, 8, 12, 16, 20])
 def test_alibi_slopes_match_paper_formula(heads):
     np.testing.assert_allclose(compute_alibi_slopes(heads), formulas.compute_alibi_slopes(heads), rtol=1e-6)
-
-
-def test_alibi_slopes_of_eight_heads_are_powers_of_one_half():
-    np.testing.assert_array_equal(compute_alibi_slopes(8), 0.5 ** np.arange(1, 9))
 
 
 @pytest.mark.slow
@@ -105,20 +69,11 @@ def test_buckets_with_floor_first_match_printed_formula():
 
 
 @pytest.mark.slow
-@settings(max_examples=20, deadline=None)
-@given(st.lists(st.integers(0, 1000), min_size=5, max_size=5))
-def test_buckets_never_decrease_with_distance(distances):
-    for floor_first in (False, True):
-        assert (np.diff(compute_buckets(jnp.sort(jnp.asarray(distances)), floor_first)) >= 0).all()
-
-
-@pytest.mark.slow
 def test_sinusoids_place_all_sines_before_all_cosines():
     x_BTD = np.random.default_rng(0).normal(size=(2, 7, 16)).astype(np.float32)
     actual = make_position('absolute').embed(x_BTD, jnp.asarray(POSITION_IDS))
     for b, position_T in enumerate(POSITION_IDS):
         np.testing.assert_allclose(actual[b], x_BTD[b] + formulas.compute_sinusoids(position_T, 16), atol=1e-4)
-    np.testing.assert_allclose((actual - x_BTD)[:, POSITION_IDS[0] == 0][0], [[0] * 8 + [1] * 8] * 2, atol=1e-6)
 
 
 @pytest.mark.slow

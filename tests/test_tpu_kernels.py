@@ -1,10 +1,5 @@
 """Tests of TPU kernels with the TPU compiler of libtpu, without a TPU."""
 
-import json
-import subprocess
-import sys
-from pathlib import Path
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -34,7 +29,6 @@ POSITION_BIASES = {
     'alibi': RelativePositionBias(compute_alibi_bias, compute_alibi_slopes(HEADS)[:, None]),
     'buckets': RelativePositionBias(lambda _, distance: compute_buckets(distance), np.zeros((1, 0))),
 }
-OPERATIONS = [('exp', 'plus_one'), ('sigmoid', 'none'), ('elu1', 'p_norm')]
 
 
 def compile_gradient(
@@ -63,9 +57,6 @@ def count_square_matrices(program):
     return program.memory_analysis().temp_size_in_bytes / LENGTH**2
 
 
-PRIMITIVES = ('exp', 'sum'), ('sigmoid', 'none')
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ('chip', 'operation', 'options'),
@@ -76,34 +67,8 @@ PRIMITIVES = ('exp', 'sum'), ('sigmoid', 'none')
     ],
 )
 def test_kernels_compile_without_square_matrix(chip, operation, options):
-    """Test each chip, operation, width, dtype, mask and position bias once; the tests below combine them."""
+    """Test each chip, operation, width, dtype, mask and position bias once."""
     assert count_square_matrices(compile_gradient(chip, operation, **options)) < 1
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize('chip', ['v5e:2x2', 'v5p:2x2x1', 'v6e:2x2'])
-@pytest.mark.parametrize('operation', OPERATIONS)
-def test_kernels_compile_for_each_chip_without_square_matrix(chip, operation):
-    assert count_square_matrices(compile_gradient(chip, operation)) < 1
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize(('width', 'dtype'), [(64, jnp.bfloat16), (96, jnp.bfloat16), (128, jnp.float32)])
-@pytest.mark.parametrize('operation', PRIMITIVES)
-def test_kernels_compile_for_every_width_and_dtype(width, dtype, operation):
-    assert count_square_matrices(compile_gradient('v5e:2x2', operation, width=width, dtype=dtype)) < 1
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize(('position_bias', 'documents'), [('none', True), ('alibi', True), ('buckets', False)])
-@pytest.mark.parametrize('operation', PRIMITIVES)
-def test_kernels_compile_for_every_mask_and_position_bias(position_bias, documents, operation):
-    assert (
-        count_square_matrices(
-            compile_gradient('v5e:2x2', operation, position_bias=position_bias, documents=documents)
-        )
-        < 1
-    )
 
 
 @pytest.mark.slow
@@ -126,23 +91,6 @@ def test_training_step_compiles_for_mesh_of_chips():
     assert 'sinklab_softmax_backward' in program_text
 
 
-COST_SCRIPT = Path(__file__).parents[1] / 'benchmarks' / 'tpu_cost.py'
-FIGURES = json.loads(COST_SCRIPT.with_suffix('.json').read_text())
-KERNELS = [
-    f'{kind} {direction}' for kind in ('softmax', 'sigmoid', 'splash') for direction in ('forward', 'backward')
-]
-
-
-@pytest.mark.exhaustive  # one of them is in test_benchmarks
-@pytest.mark.skipif(
-    topology.find_libtpu_version() != FIGURES['versions']['libtpu'], reason='the figures are of another libtpu'
-)
-def test_kernels_cost_matches_committed_figures_and_limits():
-    command = [sys.executable, COST_SCRIPT, '--check', '--chips=v6e', f'--kernels={",".join(KERNELS)}']
-    result = subprocess.run(command, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-
-
 def test_unknown_topology_is_rejected():
-    with pytest.raises(topology.UserError, match='v5e:3x3'):
+    with pytest.raises(topology.UserError):
         topology.make_tpu_devices('v5e:3x3')

@@ -7,15 +7,15 @@
 
 Sections:
     configs    default of each --config.PATH, digest of the config of each row at each size
+    published  published numbers of each row
     batches    digests of token ids of steps 0, 1 and 1000, of validation windows and of probe sequences
     stores     digests of the files of token stores, and of a trained tokenizer
     training   losses and parameters after 20 steps of two rows of configs/quickstart.py
     rows       numbers of metrics.jsonl after 3 steps at --size=smoke, of rows in which each choice of a config occurs
     run        the run folder tests/frozen/run, resumed for 2 steps, measured and reported
 
-Numbers of training are compared bit by bit where the versions
-of jax, jaxlib and NumPy and the vector instructions of the processor are the recorded ones, elsewhere within
-TOLERANCE. The other sections are always compared exactly.
+Numbers of training are compared bit by bit where the versions of jax, jaxlib and NumPy and the vector instructions of
+the processor are the recorded ones, elsewhere within TOLERANCE. The other sections are always compared exactly.
 
 Sections run in processes of their own, with the default flags of XLA, on one core: the number of cores decides in how
 many parts a matrix product is summed. All text is generated here. Compiled programs are kept in SINKLAB_CACHE/frozen.
@@ -49,28 +49,11 @@ DEFAULT_FLAGS = '--xla_backend_optimization_level=3'
 RUN = Path(__file__).with_name('run')
 
 
-# The imports of sinklab are in this section alone.
-def import_sinklab() -> argparse.Namespace:
-    """Return what this script takes from sinklab."""
-    from sinklab.cli.hardware_flags import FAST_COMPILE_FLAGS
-    from sinklab.cli.main import main
-    from sinklab.config.validate import parse_config
-    from sinklab.data.run_data import load_run_data
-
-    return argparse.Namespace(
-        run_main=main,  # words of a command line -> exit code
-        parse_config=parse_config,  # dict of a ConfigDict -> spec
-        fast_compile_flags=FAST_COMPILE_FLAGS,  # a quarter of the compile time; values are near, and not equal
-        load_run_data=load_run_data,  # spec -> .batches.read_rows(step, range), .valid_NT, .probe_PT, .fingerprint
-    )
-
-
 # On another processor, sums are rounded in another order. With code for AVX2 in place of AVX-512
 # (--xla_cpu_max_isa=AVX2) numbers differed by a relative 3.5e-6 at most. Other makers may differ more, since the
 # first steps of Adam divide each gradient by its own size, however small it is.
 TOLERANCE = 1e-4
 NEAR_ZERO = 1e-6  # absolute difference that is allowed, for cosines and differences that are about 0
-MAX_PRINTED_LINES = 20  # differences of a section that are printed
 
 # {name: (FILE:ROW, changes of its config)} of the batches.
 BATCH_CASES = {
@@ -220,43 +203,61 @@ def drop_added_fields(config: dict) -> dict:
     return config
 
 
+def import_table(file: str) -> object:
+    return importlib.import_module(f'sinklab.configs.{file}')
+
+
 def make_config(row: str, changes: dict) -> dict:
     """Return the config of FILE:ROW at the size smoke, as a dict, with a source of this script."""
     file, _, name = row.partition(':')
-    config = importlib.import_module(f'sinklab.configs.{file}').get_config(name, 'smoke')
-    config.update_from_flattened_dict({'data.source': choose_source(config), **changes})
+    config = import_table(file).get_config(name, 'smoke')
+    source = 'chat:chat.jsonl' if config.data.loss == 'assistant' else 'text:corpus.jsonl'
+    config.update_from_flattened_dict({'data.source': source, **changes})
     return config.to_dict()
-
-
-def choose_source(config: object) -> str:
-    return 'chat:chat.jsonl' if config.data.loss == 'assistant' else 'text:corpus.jsonl'
 
 
 def run_command(*arguments: str) -> str:
     """Run a command of sinklab in this process; return what it printed on standard output."""
+    from sinklab.cli.main import main
+
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
-        code = import_sinklab().run_main(arguments)
+        code = main(arguments)
     if code:
         raise RuntimeError(f'sinklab {" ".join(arguments)} ended with exit code {code}')
     return out.getvalue()
+
+
+def list_tables() -> dict[str, dict]:
+    """Return {file: ROWS} of configs/."""
+    tables = {path.stem: import_table(path.stem) for path in sorted((ROOT / 'configs').glob('*.py'))}
+    return {file: table.ROWS for file, table in tables.items() if hasattr(table, 'ROWS')}
 
 
 def record_configs() -> dict:
     """Return the default of each field of the config, and a digest of the config of each row at each size."""
     from sinklab.configs import default
 
-    fields = dict(flatten(default.get_config().to_dict()))
     configs = {}
-    for row in find_rows():
-        file, _, name = row.partition(':')
-        get_config = importlib.import_module(f'sinklab.configs.{file}').get_config
-        config_by_size = {size: drop_added_fields(get_config(name, size).to_dict()) for size in get_config.sizes}
-        configs[row] = {
-            size: digest(json.dumps(config, sort_keys=True).encode()) for size, config in config_by_size.items()
-        }
-    fields = {name: write_value(value) for name, value in fields.items()}
-    return dict(fields=fields, configs=configs)
+    for file, rows in list_tables().items():
+        get_config = import_table(file).get_config
+        for name in rows:
+            config_by_size = {size: drop_added_fields(get_config(name, size).to_dict()) for size in get_config.sizes}
+            configs[f'{file}:{name}'] = {
+                size: digest(json.dumps(config, sort_keys=True).encode()) for size, config in config_by_size.items()
+            }
+    fields = flatten(default.get_config().to_dict())
+    return dict(fields={name: write_value(value) for name, value in fields}, configs=configs)
+
+
+def record_published() -> dict:
+    """Return {FILE:ROW: {name: published number}}."""
+    return {
+        f'{file}:{name}': row['published']
+        for file, rows in list_tables().items()
+        for name, row in rows.items()
+        if row['published']
+    }
 
 
 def write_value(value: object) -> object:
@@ -271,10 +272,13 @@ def write_float(value: float) -> str:
 
 def record_batches() -> dict:
     """Return {case: digests of what a run reads}, by case of BATCH_CASES."""
-    api, digests = import_sinklab(), {}
+    from sinklab.config.validate import parse_config
+    from sinklab.data.run_data import load_run_data
+
+    digests = {}
     for name, case in BATCH_CASES.items():
-        spec = api.parse_config(make_config(*case))
-        data, rows = api.load_run_data(spec), range(spec.optimizer.batch_size)
+        spec = parse_config(make_config(*case))
+        data, rows = load_run_data(spec), range(spec.optimizer.batch_size)
         digests[name] = {f'step {step}': digest_array(data.batches.read_rows(step, rows)) for step in (0, 1, 1000)}
         digests[name] |= dict(
             part=digest_array(data.batches.read_rows(1, range(1, 3))),
@@ -337,43 +341,15 @@ def record_training() -> dict:
     return results
 
 
-def find_rows() -> list[str]:
-    """Return FILE:ROW of all rows of configs/."""
-    return [
-        f'{path.stem}:{name}'
-        for path in sorted((ROOT / 'configs').glob('*.py'))
-        for name in getattr(importlib.import_module(f'sinklab.configs.{path.stem}'), 'ROWS', {})
-    ]
+def record_rows() -> dict:
+    """Return {FILE:ROW: numbers of metrics.jsonl} after 3 steps at the size smoke, of the rows in values.json.
 
-
-def choose_rows() -> list[str]:
-    """Return rows among whose configs at the size smoke each value of each field occurs; of numbers, each sign.
-
-    Numbers do not choose between branches of the code; the configs of all rows are compared in the section configs.
-    """
-
-    def simplify(value: object) -> object:
-        return f'number {(value > 0) - (value < 0)}' if type(value) in (int, float) else value
-
-    values = {row: {(path, simplify(value)) for path, value in flatten(make_config(row, {}))} for row in find_rows()}
-    missing, chosen = set().union(*values.values()), []
-    while missing:
-        best = max(values, key=lambda row: len(values[row] & missing))
-        chosen.append(best)
-        missing -= values[best]
-    return chosen
-
-
-def record_rows(rows: list[str] | None) -> dict:
-    """Return {FILE:ROW: numbers of metrics.jsonl} after 3 steps at the size smoke.
-
-    Args:
-        rows: which rows; None: those of choose_rows.
+    Among their configs, each value of each field occurs; of numbers, each sign.
     """
     import jax
 
     metrics = {}
-    for number, row in enumerate(rows or choose_rows()):
+    for number, row in enumerate(read_values()['rows']['values']):
         file, _, name = row.partition(':')
         source = make_config(row, {})['data']['source']
         folder = Path('rows', str(number))
@@ -444,15 +420,15 @@ def record_fixture() -> dict:
     return {}
 
 
-SECTIONS: dict[str, Callable[..., dict]] = {
+SECTIONS: dict[str, Callable[[], dict]] = {
     'configs': record_configs,
+    'published': record_published,
     'batches': record_batches,
     'stores': record_stores,
     'training': record_training,
     'rows': record_rows,
     'run': record_run,
 }
-FIXTURE_SECTION = 'fixture'  # which is not compared
 NUMERIC_SECTIONS = 'training', 'rows', 'run'  # sections whose values depend on the processor
 
 
@@ -476,15 +452,8 @@ def pin_to_one_core() -> None:
         os.sched_setaffinity(0, {cores[os.getpid() % len(cores)]})
 
 
-def run_section(name: str, names: list[str] | None) -> dict:
-    """Record a section in this process, in a working directory of its own."""
-    write_corpora()
-    record_function = (SECTIONS | {FIXTURE_SECTION: record_fixture})[name]
-    return record_function(names) if name == 'rows' else record_function()
-
-
-def run_child(section: str, names: list[str] | None = None, xla_flags: str = DEFAULT_FLAGS) -> dict:
-    """Record a section in a new process."""
+def run_child(section: str, xla_flags: str = DEFAULT_FLAGS) -> dict:
+    """Record a section, or `fixture`, in a new process with a working directory of its own."""
     cache_dir = Path(os.environ.get('SINKLAB_CACHE', Path.home() / '.cache' / 'sinklab')) / 'frozen'
     cache_dir.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
@@ -501,11 +470,10 @@ def run_child(section: str, names: list[str] | None = None, xla_flags: str = DEF
         prefixes = ('JAX_', 'XLA_', 'SINKLAB_', 'COLUMNS')
         environment = {name: value for name, value in os.environ.items() if not name.startswith(prefixes)} | changes
         out = Path(folder) / 'out.json'
-        arguments = ['--section', section, '--out', str(out), *([f'--rows={",".join(names)}'] if names else [])]
         # Standard error goes to a file: commands print their progress there.
         with (Path(folder) / 'log').open('w+') as log:
             result = subprocess.run(
-                [sys.executable, str(Path(__file__).resolve()), *arguments],
+                [sys.executable, str(Path(__file__).resolve()), '--section', section, '--out', str(out)],
                 cwd=folder,
                 env=environment,
                 stdout=log,
@@ -517,29 +485,21 @@ def run_child(section: str, names: list[str] | None = None, xla_flags: str = DEF
         return json.loads(out.read_text())
 
 
-def check_section(section: str, names: list[str] | None = None) -> list[str]:
-    """Record a section with this code, and return one line for each value that differs from values.json.
+def check_section(section: str) -> list[str]:
+    """Record a section with this code, and return one line for each value that differs from values.json."""
+    from sinklab.cli.hardware_flags import FAST_COMPILE_FLAGS
 
-    Args:
-        section: a name of SECTIONS.
-        names: rows of the section rows; None: all that were recorded.
-    """
     recorded = read_values()[section]
-    values = recorded['values']
-    if section == 'rows':
-        names = names or [*values]
-        values = {row: values[row] for row in names}
     exact = section not in NUMERIC_SECTIONS or recorded['environment'] == describe_environment()
     # Rows take three steps and long to compile. Over more steps, other rounding grows beyond the tolerance.
-    xla_flags = import_sinklab().fast_compile_flags if section == 'rows' and not exact else DEFAULT_FLAGS
-    before, now = dict(flatten(values)), dict(flatten(run_child(section, names, xla_flags=xla_flags)))
-    lines = []
-    for path in dict.fromkeys([*before, *now]):
-        if path not in now or path not in before:
-            lines.append(f'{path} {"is missing" if path in before else "is new"}')
-        elif before[path] != now[path] and (exact or not is_near(path, before[path], now[path])):
-            lines.append(f'{path} was {format_value(before[path])} and is {format_value(now[path])}')
-    return lines
+    xla_flags = FAST_COMPILE_FLAGS if section == 'rows' and not exact else DEFAULT_FLAGS
+    before, now = dict(flatten(recorded['values'])), dict(flatten(run_child(section, xla_flags)))
+    values = {path: (before.get(path, 'missing'), now.get(path, 'missing')) for path in [*before, *now]}
+    return [
+        f'{path} was {old} and is {new}'
+        for path, (old, new) in values.items()
+        if old != new and (exact or not is_near(path, old, new))
+    ]
 
 
 def is_near(path: str, before: object, now: object) -> bool:
@@ -551,13 +511,6 @@ def is_near(path: str, before: object, now: object) -> bool:
     except (TypeError, ValueError):
         return False
     return math.isclose(before, now, rel_tol=TOLERANCE, abs_tol=NEAR_ZERO)
-
-
-def format_value(value: object) -> str:
-    """Return a value as text, a hexadecimal float also in decimal digits."""
-    if isinstance(value, str) and re.fullmatch(r'-?0x[01][.0-9a-f]*p[+-]\d+', value):
-        return f'{float.fromhex(value)!r} ({value})'
-    return repr(value)
 
 
 def read_values() -> dict:
@@ -576,48 +529,33 @@ def write_values(content: dict) -> None:
     VALUES.write_text('{\n' + ',\n'.join(sections) + '\n}\n', encoding='utf-8')
 
 
-def check_sections(sections: list[str], names: list[str] | None) -> int:
-    """Compare sections, and print what differs; return how many values do."""
-    count = 0
-    for section in sections:
-        start_time = time.monotonic()
-        lines = check_section(section, names)
-        print(f'{section}: {len(lines)} differences ({time.monotonic() - start_time:.0f} s)', flush=True)
-        print(*(f'  {line}\n' for line in lines[:MAX_PRINTED_LINES]), sep='', end='')
-        if len(lines) > MAX_PRINTED_LINES:
-            print(f'  and {len(lines) - MAX_PRINTED_LINES} more')
-        count += len(lines)
-    return count
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('--check', action='store_true', help='compare with values.json')
     parser.add_argument('--write', action='store_true', help='write values.json')
     parser.add_argument('--write-run', action='store_true', help='train tests/frozen/run anew')
-    parser.add_argument('--only', metavar='SECTION,...', help='sections (default: all)')
-    parser.add_argument('--rows', metavar='FILE:ROW,...', help='rows of the section rows')
+    parser.add_argument('--only', metavar='SECTION,...', default=','.join(SECTIONS), help='sections (default: all)')
     parser.add_argument('--section', help=argparse.SUPPRESS)  # of a process that this script starts
     parser.add_argument('--out', type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    names = args.rows.split(',') if args.rows else None
-    sections = args.only.split(',') if args.only else [*SECTIONS]
-    if unknown := [section for section in sections if section not in SECTIONS]:
-        parser.error(f'--only: {unknown[0]} is unknown; give some of {", ".join(SECTIONS)}')
     if args.section:
         pin_to_one_core()
-        args.out.write_text(json.dumps(run_section(args.section, names)))
-    elif args.write_run:
-        run_child(FIXTURE_SECTION)
-    elif args.write:
-        for section in sections:
+        write_corpora()
+        args.out.write_text(json.dumps((SECTIONS | dict(fixture=record_fixture))[args.section]()))
+        return 0
+    if args.write_run:
+        run_child('fixture')
+    if args.write:
+        for section in args.only.split(','):
             values = run_child(section)
             write_values(read_values() | {section: dict(environment=describe_environment(), values=values)})
-    elif args.check:
-        return 1 if check_sections(sections, names) else 0
-    else:
-        parser.error('give --check, --write or --write-run')
-    return 0
+    num_differences = 0
+    for section in args.only.split(',') if args.check else ():
+        start_time = time.monotonic()
+        lines = check_section(section)
+        print(f'{section}: {len(lines)} differences ({time.monotonic() - start_time:.0f} s)', *lines, sep='\n  ')
+        num_differences += len(lines)
+    return 1 if num_differences else 0
 
 
 if __name__ == '__main__':
