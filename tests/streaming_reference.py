@@ -27,7 +27,7 @@ def compute_logits(params, token_T, spec, num_first, num_recent):
             x = reference.compute_block(weights, rows, position_info, layer_spec)[0][-1]
             caches[layer] = cache[:num_first] + cache[max(num_first, len(cache) - num_recent) :]
         if model.norm != 'post':
-            x = formulas.rms_norm(x, params['norm']['gain_D'], model.norm_epsilon)
+            x = reference.compute_norm(params['norm'], x, model)
         outputs.append(x @ params['embedding_VD' if model.tied else 'head_VD'].T)
     return np.stack(outputs[sinks:])
 
