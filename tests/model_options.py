@@ -81,6 +81,7 @@ OPTIONS = {
     },
     **{f'norm {kind}': make_model_changes(norm=kind) for kind in ('pre', 'post', 'sandwich', 'res_post')},
     **{f'norm {kind}': make_model_changes(norm_kind=kind) for kind in ('gated_rms', 'dynamic_tanh')},
+    'value residual': make_model_changes(value_residual=True),
     **{f'exclusive {kind}': make_model_changes(exclusive=kind) for kind in ('fixed', 'gated')},
     'differential': make_model_changes(combination='differential', kv_heads=2),
     'norm_epsilon': make_model_changes(norm_epsilon=0.5),
@@ -160,6 +161,9 @@ COMBINATIONS = {
     ),
     'OLMo 2': make_model_changes(kv_heads=2, norm='res_post', qk_norm=True, qk_norm_joint=True),
     'kv heads, tied, add_wide': make_model_changes(kv_heads=2, tied=True, combination='add_wide'),
+    'value residual, sink token, kv heads, value gate': make_model_changes(
+        value_residual=True, columns__kind='sink_token', kv_heads=2, gate='value', norm='sandwich'
+    ),
     'exclusive, kv, value gate, kv heads': make_model_changes(
         exclusive='fixed', columns__kind='kv', gate='value', kv_heads=2
     ),

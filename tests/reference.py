@@ -34,13 +34,12 @@ def run_forward(params, token_T, spec):
         x = x + formulas.compute_sinusoids(position_info.position_T, model.width)
     if model.position == 'learned':
         x = x + params['position']['table_TD'][position_info.position_T]
-    attentions, residuals = [], []
+    attentions, residuals, first_x = [], [], x
     for layer in range(model.layers):
         layer_spec = make_layer_spec(spec, layer)
         position_info = make_position_info(params, token_T, layer_spec)
-        x, attention_HTS, residual_TD = compute_block(
-            take_layer(params['blocks'], layer), x, position_info, layer_spec
-        )
+        weights = take_layer_with_first_values(params['blocks'], layer, first_x, model)
+        x, attention_HTS, residual_TD = compute_block(weights, x, position_info, layer_spec)
         attentions.append(attention_HTS[:, sinks:])
         residuals.append(residual_TD[sinks:])
     if model.norm != 'post':
@@ -133,6 +132,8 @@ def compute_head(h, weights, x, position_info, spec):
     model = spec.model
     query, key = (project_and_rotate(name, h, weights, x, position_info, model) for name in ('query', 'key'))
     ungated_value = project('value', h // (model.heads // model.num_kv_heads), weights, x)
+    if model.value_residual:
+        ungated_value = (ungated_value + weights['first_values'][h // (model.heads // model.num_kv_heads)]) / 2
     value = (
         ungated_value * formulas.sigmoid(x @ weights['gate']['weight_DHK'][:, h])
         if model.gate == 'value'
@@ -227,6 +228,19 @@ def convert_to_float64(tree):
     return {
         name: convert_to_float64(leaf) if isinstance(leaf, dict) else np.float64(leaf) for name, leaf in tree.items()
     }
+
+
+def take_layer_with_first_values(blocks, layer, first_x, model):
+    """Return the parameters of a layer, and for a value residual the values of the first layer, of its input."""
+    weights = take_layer(blocks, layer)
+    if model.value_residual:
+        first = take_layer(blocks, 0)
+        if model.norm in ('pre', 'sandwich'):
+            first_x = compute_norm(first['attention_norms']['before'], first_x, model)
+        weights['attention']['first_values'] = [
+            project('value', g, first['attention'], first_x) for g in range(model.num_kv_heads)
+        ]
+    return weights
 
 
 def take_layer(tree, layer):

@@ -248,6 +248,8 @@ class ModelConfig:
     """True: the norms of `qk_norm` are over all heads of a layer together (OLMo 2); False: over each head."""
     head_norm: Bool = False
     """True: RMSNorm of the output of each head."""
+    value_residual: Bool = False
+    """True: each layer attends to the mean of its values and of those of the first layer (value residual)."""
     exclusive: Literal['none', 'fixed', 'gated'] = 'none'
     """Exclusive self-attention (XSA): the output of each head loses its component along the token's own value
     (`fixed`), or a learned multiple of it (`gated`)."""

@@ -231,6 +231,7 @@ class LayerContext:
 
     contexts: Sequence[Any]  # an AttentionContext or a StreamingContext for each layer type
     type_index: jax.Array | None  # index of the type of this layer in `contexts`; None if there is only one type
+    first_value_BTGK: jax.Array | None = None  # of the first layer, for a value residual
 
     @property
     def capture(self) -> bool:
@@ -299,6 +300,10 @@ def make_qk_norm(model: spec.ModelConfig, num_heads: int, head_axis: str) -> RMS
     return make_head_norm(model.qk_norm, model, model.head_width)
 
 
+def project(x_BTD: jax.Array, weight_DHK: nnx.Param, bias: ProjectionBias | Identity) -> jax.Array:
+    return constrain_sharding(bias(param_einsum('BTD,DHK->BTHK', x_BTD, weight_DHK)), 'batch', None, 'heads', None)
+
+
 class SelfAttention(nnx.Module):
     """Self-attention layer: sum over heads of attend(x W_Q, x W_K, x W_V) W_O.
 
@@ -337,16 +342,11 @@ class SelfAttention(nnx.Module):
         self.gate = Gate(model, value_width, rngs)
 
     def __call__(self, x_BTD: jax.Array, context: LayerContext) -> tuple[jax.Array, Intermediates]:
-        query_BTHK, key_BTGK, value_BTGK = (
-            constrain_sharding(
-                projection_bias(param_einsum('BTD,DHK->BTHK', x_BTD, weight)), 'batch', None, 'heads', None
-            )
-            for weight, projection_bias in (
-                (self.query_DHK, self.query_bias),
-                (self.key_DHK, self.key_bias),
-                (self.value_DHK, self.value_bias),
-            )
-        )
+        query_BTHK = project(x_BTD, self.query_DHK, self.query_bias)
+        key_BTGK = project(x_BTD, self.key_DHK, self.key_bias)
+        value_BTGK = self.project_values(x_BTD)
+        if context.first_value_BTGK is not None:
+            value_BTGK = (value_BTGK + context.first_value_BTGK) / 2
         key_BTGK, value_BTGK = (
             repeat_kv(array, self.num_attended_kv_heads) for array in (self.key_norm(key_BTGK), value_BTGK)
         )
@@ -358,6 +358,9 @@ class SelfAttention(nnx.Module):
         head_BTHK = self.head_norm(self.columns.add_value(head_BTHK))
         head_BTHK = self.gate('output', head_BTHK, x_BTD, value_BTGK)
         return self.combine(head_BTHK, x_BTD), intermediates
+
+    def project_values(self, x_BTD: jax.Array) -> jax.Array:
+        return project(x_BTD, self.value_DHK, self.value_bias)
 
     def combine(self, head_BTHK: jax.Array, x_BTD: jax.Array) -> jax.Array:
         if self.combination.sums_heads:
