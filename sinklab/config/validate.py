@@ -107,7 +107,7 @@ def find_attention_errors(attention: AttentionConfig) -> Iterator[str]:
     if (normalizer == 'p_norm') != (attention.power is not None):
         yield f'{path}.power is {attention.power} with normalizer {normalizer}; p_norm needs a power, others None'
     if attention.gamma > 0 or attention.zeta < 1:
-        yield f'{path}.gamma and zeta are {attention.gamma} and {attention.zeta}; set gamma to 0 or less, zeta to 1 or more'
+        yield f'{path}.gamma and zeta are {attention.gamma} and {attention.zeta}; give at most 0, and at least 1'
     if (attention.gamma, attention.zeta) != (0, 1) and attention.gain != 1:
         yield f'{path}.gain is {attention.gain} with gamma or zeta, which stretch rows that sum to 1; set it to 1'
     if attention.offset and (similarity, normalizer) in (('exp', 'sum'), ('exp', 'p_norm')):

@@ -122,7 +122,7 @@ class Transformer(nnx.Module):
         return (self.position,) if self.global_position is None else (self.position, self.global_position)
 
     def compute_first_values(self, x_BTD: jax.Array) -> jax.Array | None:
-        """Return the values of the first layer, for its input; None without a value residual (Zhou et al., 2410.17897)."""
+        """Return the values of the first layer for its input; None without a value residual (2410.17897)."""
         if not self.model.value_residual:
             return None
         first_block = jax.tree.map(lambda leaf: leaf[0], self.blocks)
