@@ -54,6 +54,7 @@ def make_gate_row(name, attention, activation, mean, perplexity):
 SUN_SOURCE = 'Sun et al., 2603.05498 (sink ratio by a threshold of their own)'
 PRE_NORM_NOTE = 'Pre-norm has a sink ratio of 46.0 and a spike of 3818 there.'
 QIU_SOURCE = 'Qiu et al., 2505.06708 (mixture of experts 15A2B, 400B tokens)'
+NARROW_NOTE = 'At a fixed model width, heads of width 8 have a sink ratio of 4.1 there, and of width 128 of 46.0.'
 UNGATED_NOTE = 'Without a gate: first-token attention 0.467, largest activation 1053, perplexity 6.026.'
 
 ROWS = {
@@ -82,6 +83,18 @@ ROWS = {
         source=SUN_SOURCE,
         note=PRE_NORM_NOTE,
     ),
+    'gated_norm': dict(
+        diff={'model.norm_kind': 'gated_rms'},
+        published={},
+        source='Qiu et al., 2601.22966',
+        note='A gate of rank 16 in each norm; sinks and outliers of the residual stream vanish in its figures.',
+    ),
+    'dynamic_tanh': dict(
+        diff={'model.norm_kind': 'dynamic_tanh'},
+        published={'sink_ratio': 61, 'spike': 153},
+        source=SUN_SOURCE,
+        note=PRE_NORM_NOTE,
+    ),
     'head_norm': dict(
         diff={'model.head_norm': True},
         published={'loss_at_152m': 2.742},
@@ -91,6 +104,39 @@ ROWS = {
     'heads_4': make_heads_row(4, 192, 10.68, 3.74),
     'heads_2': make_heads_row(2, 384, 12.95, 3.76),
     'heads_1': make_heads_row(1, 768, 19.50, 3.78),
+    **{
+        f'heads_{count}': dict(
+            diff=scale_with_size({'model.heads': count, 'model.head_width': 768 // count}),
+            published={},
+            source=SUN_SOURCE,
+            note=NARROW_NOTE,
+        )
+        for count in (16, 32)
+    },
+    'xsa': dict(
+        diff={'model.exclusive': 'fixed'},
+        published={},
+        source='Zhai, 2603.09078 (0.7B to 2.7B, 100B tokens)',
+        note='Exclusive self-attention. Better on eight tasks at each size; no sink result was published.',
+    ),
+    'xsa_gated': dict(
+        diff={'model.exclusive': 'gated'},
+        published={},
+        source='modded-nanogpt, pull request 264 (124M, 10 runs)',
+        note='Exclusive self-attention with a learned share of each head. Its loss is 3.279, without it 3.283.',
+    ),
+    'value_residual': dict(
+        diff={'model.value_residual': True},
+        published={},
+        source='Zhou et al., 2410.17897 (82M to 468M)',
+        note='Avoids value drain; 13.3 % fewer parameters for the same loss. No sink number was published.',
+    ),
+    'differential': dict(
+        diff={'model.combination': 'differential'} | scale_with_size({'model.heads': 16, 'model.kv_heads': 8}),
+        published={},
+        source='Ye et al., Differential Transformer V2 (2026)',
+        note='Twice as many queries; pairs of heads with the same key are subtracted. No sink number was published.',
+    ),
     'add': make_row({'model.combination': 'add'}, 21.76, 3.74, f'{GU_V1}, Table 9'),
     'add_wide': dict(
         diff={'model.combination': 'add_wide'},

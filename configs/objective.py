@@ -34,11 +34,22 @@ def make_window_row(
     return dict(diff=diff, published={}, source=f'{GU_V1}, Figure 2D', note=note)
 
 
+def make_hybrid_row(diff, note):
+    sizes = scale_with_size({'model.mask.window': 128, 'model.global_layers.every': 6})
+    return dict(diff=diff | sizes, published={}, source='MiMo-V2-Flash, 2601.02780, and gpt-oss', note=note)
+
+
+HYBRID_NOTE = 'Five layers with a window of 128 for each global one. No sink number was published.'
+
 ROWS = {
     'full': dict(diff={}, published={'sink/1': 18.18, 'valid/loss': 3.73}, source=f'{GU_V1}, Table 1'),
     **{f'prefix_{tokens}': make_prefix_row(tokens) for tokens in (2, 3, 4, 5, 10)},
     'window_32': make_window_row(32, 'A figure only: no sink. At T = 64 half of the queries do not see x_1.'),
     **{f'window_{keys}': make_window_row(keys) for keys in (64, 128, 256, 512, 1024)},
+    'hybrid': make_hybrid_row({}, HYBRID_NOTE),
+    'hybrid_logit': make_hybrid_row({'model.columns.kind': 'logit'}, f'{HYBRID_NOTE} With a learned sink logit.'),
+    'hybrid_gate': make_hybrid_row({'model.gate': 'elementwise'}, f'{HYBRID_NOTE} With a gate.'),
+    'hybrid_xsa': make_hybrid_row({'model.exclusive': 'fixed'}, f'{HYBRID_NOTE} With exclusive self-attention.'),
     'block_256': dict(
         diff=scale_with_size({'model.mask.block': 256}),
         published={},

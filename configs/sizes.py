@@ -79,5 +79,11 @@ REFERENCE_FIELDS = {
     'model.mask.block': 'data.length',
     'model.columns.key_width': 'model.head_width',
     'model.kv_heads': 'model.heads',
+    'model.global_layers.every': 'model.layers',
 }
-MIN_VALUES = {'model.mask.window': 2, 'model.mask.block': 2}  # with a window of 1, a query would only see itself
+MIN_VALUES = {
+    'model.mask.window': 2,  # with 1, a query would only see itself
+    'model.mask.block': 2,
+    'model.global_layers.every': 2,  # with 1, every layer would be global
+    'model.head_width': 2,  # rotary positions need an even number
+}

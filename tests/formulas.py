@@ -64,7 +64,10 @@ def compute_weights(score_TS, visible_TS, attention, columns=0):
     for row, score, visible in zip(attention_TS, score_TS, visible_TS, strict=True):
         extra_arguments = {'p_norm': [attention.power], 'count': [max(visible[columns:].sum(), 1)]}
         if visible.any():
-            row[visible] = attention.gain * formula(score[visible], *extra_arguments.get(attention.normalizer, []))
+            weight = attention.gain * formula(score[visible], *extra_arguments.get(attention.normalizer, []))
+            if (attention.gamma, attention.zeta) != (0, 1):
+                weight = np.clip((attention.zeta - attention.gamma) * weight + attention.gamma, 0, 1)
+            row[visible] = weight
     return attention_TS
 
 

@@ -57,6 +57,7 @@ OPTIONS = {
     'kernel mlp, clamped': make_operation_changes('identity', 'clamped')
     | make_model_changes(attention__feature_map='mlp'),
     'gain': make_model_changes(attention__gain=0.1),
+    'clipped softmax': make_model_changes(attention__gamma=-0.1, attention__zeta=1.5),
     'offset': SIGMOID | make_model_changes(attention__offset=-1.0),
     **{f'position {kind}': make_model_changes(position=kind) for kind in POSITIONS},
     'rotary base': make_model_changes(rotary__base=50.0),
@@ -76,6 +77,10 @@ OPTIONS = {
         for kind in ('relu', 'gelu', 'swish', 'reglu', 'geglu', 'geglu_tanh', 'swiglu')
     },
     **{f'norm {kind}': make_model_changes(norm=kind) for kind in ('pre', 'post', 'sandwich', 'res_post')},
+    **{f'norm {kind}': make_model_changes(norm_kind=kind) for kind in ('gated_rms', 'dynamic_tanh')},
+    'value residual': make_model_changes(value_residual=True),
+    **{f'exclusive {kind}': make_model_changes(exclusive=kind) for kind in ('fixed', 'gated')},
+    'differential': make_model_changes(combination='differential', kv_heads=2),
     'norm_epsilon': make_model_changes(norm_epsilon=0.5),
     'qk_norm': make_model_changes(qk_norm=True),
     'head_norm': make_model_changes(head_norm=True),
@@ -152,5 +157,14 @@ COMBINATIONS = {
         global_layers__rotary__factor=4.0,
     ),
     'kv heads, tied, add_wide': make_model_changes(kv_heads=2, tied=True, combination='add_wide'),
+    'value residual, sink token, kv heads, value gate': make_model_changes(
+        value_residual=True, columns__kind='sink_token', kv_heads=2, gate='value', norm='sandwich'
+    ),
+    'exclusive, kv, value gate, kv heads': make_model_changes(
+        exclusive='fixed', columns__kind='kv', gate='value', kv_heads=2
+    ),
+    'differential, sandwich of gated norms, sink token': make_model_changes(
+        combination='differential', kv_heads=1, norm='sandwich', norm_kind='gated_rms', columns__kind='sink_token'
+    ),
     'kernel elu1 normalized, k': make_operation_changes('identity', 'sum') | K_ZERO,
 }

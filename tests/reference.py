@@ -34,17 +34,16 @@ def run_forward(params, token_T, spec):
         x = x + formulas.compute_sinusoids(position_info.position_T, model.width)
     if model.position == 'learned':
         x = x + params['position']['table_TD'][position_info.position_T]
-    attentions, residuals = [], []
+    attentions, residuals, first_x = [], [], x
     for layer in range(model.layers):
         layer_spec = make_layer_spec(spec, layer)
         position_info = make_position_info(params, token_T, layer_spec)
-        x, attention_HTS, residual_TD = compute_block(
-            take_layer(params['blocks'], layer), x, position_info, layer_spec
-        )
+        weights = take_layer_with_first_values(params['blocks'], layer, first_x, model)
+        x, attention_HTS, residual_TD = compute_block(weights, x, position_info, layer_spec)
         attentions.append(attention_HTS[:, sinks:])
         residuals.append(residual_TD[sinks:])
     if model.norm != 'post':
-        x = formulas.rms_norm(x, params['norm']['gain_D'], model.norm_epsilon)
+        x = compute_norm(params['norm'], x, model)
     head_VD = params['embedding_VD' if model.tied else 'head_VD']
     return x[sinks:] @ head_VD.T, np.stack(attentions), np.stack(residuals)
 
@@ -90,7 +89,7 @@ def compute_block(weights, x, position_info, spec):
     model = spec.model
 
     def norm(branch, stage, x):
-        return formulas.rms_norm(x, weights[f'{branch}_norms'][stage]['gain_D'], model.norm_epsilon)
+        return compute_norm(weights[f'{branch}_norms'][stage], x, model)
 
     has_before, has_after = model.norm in ('pre', 'sandwich'), model.norm in ('sandwich', 'res_post')
     attention_output, attention_HTS = compute_self_attention(
@@ -104,12 +103,25 @@ def compute_block(weights, x, position_info, spec):
     return norm('ffn', 'joined', total) if model.norm == 'post' else total, attention_HTS, total
 
 
+def compute_norm(weights, x, model):
+    if model.norm_kind == 'dynamic_tanh':
+        return weights['gain_D'] * np.tanh(weights['alpha'] * x) + weights['bias_D']
+    normed = formulas.rms_norm(x, weights['gain_D'], model.norm_epsilon)
+    if model.norm_kind == 'rms':
+        return normed
+    hidden = normed @ weights['in_DR']
+    return normed * formulas.sigmoid(hidden * formulas.sigmoid(hidden) @ weights['out_RD'])
+
+
 def compute_self_attention(weights, x, position_info, spec):
     model = spec.model
     attentions, outputs = zip(
         *(compute_head(h, weights, x, position_info, spec) for h in range(model.heads)), strict=True
     )
-    if model.combination == 'concatenate':
+    if model.combination == 'differential':
+        gate_HT = formulas.sigmoid(x @ weights['gate_of_second_DHK'][..., 0]).T
+        outputs = [outputs[2 * h] - gate_HT[h][:, None] * outputs[2 * h + 1] for h in range(model.heads // 2)]
+    if model.combination in ('concatenate', 'differential'):
         output_HKD = weights['output_HKD']
         return np.concatenate(outputs, -1) @ output_HKD.reshape(-1, model.width), np.stack(attentions)
     return sum(outputs) @ weights['output_HKD'][0], np.stack(attentions)
@@ -120,6 +132,8 @@ def compute_head(h, weights, x, position_info, spec):
     model = spec.model
     query, key = (project_and_rotate(name, h, weights, x, position_info, model) for name in ('query', 'key'))
     ungated_value = project('value', h // (model.heads // model.num_kv_heads), weights, x)
+    if model.value_residual:
+        ungated_value = (ungated_value + weights['first_values'][h // (model.heads // model.num_kv_heads)]) / 2
     value = (
         ungated_value * formulas.sigmoid(x @ weights['gate']['weight_DHK'][:, h])
         if model.gate == 'value'
@@ -139,6 +153,11 @@ def compute_head(h, weights, x, position_info, spec):
     columns = int(model.columns.kind in COLUMN_KINDS)
     attention_TS = formulas.compute_weights(score_TS, position_info.visible_TS, model.attention, columns)
     output_TK = attention_TS @ value
+    if model.exclusive != 'none':
+        own_value = value[-len(x) :]
+        component_T = (output_TK * own_value).sum(-1) / (own_value**2).sum(-1)
+        share = weights['exclusion']['share_H'][h] if model.exclusive == 'gated' else 1
+        output_TK = output_TK - share * component_T[:, None] * own_value
     if model.columns.kind == 'v':
         output_TK = output_TK + select_head(weights['columns']['value_HK'], h)
     if model.head_norm:
@@ -202,6 +221,19 @@ def convert_to_float64(tree):
     return {
         name: convert_to_float64(leaf) if isinstance(leaf, dict) else np.float64(leaf) for name, leaf in tree.items()
     }
+
+
+def take_layer_with_first_values(blocks, layer, first_x, model):
+    """Return the parameters of a layer, and for a value residual the values of the first layer, of its input."""
+    weights = take_layer(blocks, layer)
+    if model.value_residual:
+        first = take_layer(blocks, 0)
+        if model.norm in ('pre', 'sandwich'):
+            first_x = compute_norm(first['attention_norms']['before'], first_x, model)
+        weights['attention']['first_values'] = [
+            project('value', g, first['attention'], first_x) for g in range(model.num_kv_heads)
+        ]
+    return weights
 
 
 def take_layer(tree, layer):

@@ -15,19 +15,21 @@ def compute_logits(params, token_T, spec, num_first, num_recent):
     sinks = int(model.columns.kind == 'sink_token')
     if sinks:
         embedded = np.concatenate([params['sink']['vector_TD'], embedded])
-    caches, outputs = [[] for _ in range(model.layers)], []
+    caches, outputs, first_rows = [[] for _ in range(model.layers)], [], []
     for index, x in enumerate(embedded):
         x = x + compute_position_embedding(params, model, min(index, num_first + num_recent))
+        first_rows.append(x)
         for layer, cache in enumerate(caches):
             cache.append((index, x))
             layer_spec = reference.make_layer_spec(spec, layer)
             position_info = make_position_info(params, layer_spec, [index for index, _ in cache])
             rows = np.stack([row for _, row in cache])
-            weights = reference.take_layer(params['blocks'], layer)
+            first_x = np.stack([first_rows[index] for index, _ in cache])
+            weights = reference.take_layer_with_first_values(params['blocks'], layer, first_x, model)
             x = reference.compute_block(weights, rows, position_info, layer_spec)[0][-1]
             caches[layer] = cache[:num_first] + cache[max(num_first, len(cache) - num_recent) :]
         if model.norm != 'post':
-            x = formulas.rms_norm(x, params['norm']['gain_D'], model.norm_epsilon)
+            x = reference.compute_norm(params['norm'], x, model)
         outputs.append(x @ params['embedding_VD' if model.tied else 'head_VD'].T)
     return np.stack(outputs[sinks:])
 

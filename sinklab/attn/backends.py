@@ -73,6 +73,8 @@ class PallasBackend:
         operation, relative = problem.spec.operation, problem.spec.bias.relative
         if operation.similarity.is_shifted and operation.similarity is not SIMILARITIES['exp']:
             return f'{operation.name}: kernels support no other shifted similarity than exp'
+        if operation.clip_ends is not None:
+            return 'clipped weights, which need Z before values are summed'
         if not operation.similarity.is_shifted and (operation.power or 0) > MAX_KERNEL_POWER:
             return f'a power above {MAX_KERNEL_POWER}, with which whole rows may underflow'
         if relative is not None and not relative.is_elementwise:

@@ -21,6 +21,8 @@ def explain_unsupported(problem: AttentionProblem) -> str | None:
     operation = problem.spec.operation
     if (operation.similarity, operation.normalizer) != (SIMILARITIES['exp'], NORMALIZERS['sum']):
         return f'{operation.name}: it supports only softmax'
+    if operation.clip_ends is not None:
+        return 'clipped weights: it supports only softmax'
     if problem.spec.num_learned_kv or problem.spec.bias.relative is not None:
         return 'learned keys and biases: it supports only queries, keys and values'
     if operation.scale is not None and operation.scale <= 0:

@@ -92,4 +92,4 @@ def recompute_weights(query_BTHK, key_BSGK, shift_BHT, z_BHT, spec: AttentionSpe
     visible_B1TS = spec.materialize_mask(num_keys)
     score_BHTS = jnp.where(visible_B1TS, score_BHTS - shift_BHT1, 0.0)
     weight_BHTS = spec.operation.similarity.weigh(score_BHTS, jnp.exp(-shift_BHT1))[0]
-    return jnp.where(visible_B1TS, weight_BHTS, 0.0) / z_BHT1
+    return spec.operation.clip(jnp.where(visible_B1TS, weight_BHTS, 0.0) / z_BHT1)

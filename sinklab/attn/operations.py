@@ -224,6 +224,8 @@ class Operation:
         gain: Factor of all weights.
         power: The p of the normalizer `p_norm`; None for the others.
         offset: Number that is added to every score.
+        clip_ends: (gamma, zeta) of clipped softmax (Bondarenko et al., 2306.12929), whose weights are
+            clip((zeta - gamma) A + gamma, 0, 1) with the A above; None for A itself.
         scale: Factor of the products of queries and keys; None for 1 / sqrt(K). Kernels take a number, `dense` and
             `chunked` also take an array of one number that jax traces.
     """
@@ -235,6 +237,14 @@ class Operation:
     power: float | None = None
     offset: float = 0.0
     scale: float | jax.Array | None = None
+    clip_ends: tuple[float, float] | None = None
+
+    def clip(self, attention: jax.Array) -> jax.Array:
+        """Stretch and clip weights that are divided by Z."""
+        if self.clip_ends is None:
+            return attention
+        gamma, zeta = self.clip_ends
+        return jnp.clip((zeta - gamma) * attention + gamma, 0, 1)
 
     @property
     def uses_unit(self) -> bool:
@@ -256,4 +266,5 @@ def resolve_operation(attention: spec.AttentionConfig, length: int) -> Operation
         attention.gain,
         attention.power,
         attention.offset * math.log(length),
+        clip_ends=None if (attention.gamma, attention.zeta) == (0, 1) else (attention.gamma, attention.zeta),
     )

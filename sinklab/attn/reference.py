@@ -93,7 +93,7 @@ def compute_weights(
     total, scale = sum_powers(mass, visible_BHTS, operation.power)
     num_visible = jnp.sum(visible_BHTS[..., num_learned_kv:], -1, keepdims=True)
     z = scale * operation.normalizer.compute_z(RowSums(total, num_visible, unit, operation.power)) / operation.gain
-    attention_BHTS = jnp.where(visible_BHTS, weight, 0.0) / z
+    attention_BHTS = operation.clip(jnp.where(visible_BHTS, weight, 0.0) / z)
     return attention_BHTS, RowStats(max_score[..., 0], z[..., 0], jnp.abs(attention_BHTS).sum(-1))
 
 

@@ -123,6 +123,10 @@ class AttentionConfig:
     """Factor of all attention weights; with softmax, the sum of each row."""
     power: PositiveFloat | None = None
     """p of normalizer `p_norm`; None with other normalizers."""
+    gamma: FiniteFloat = 0.0
+    """Lower end of clipped softmax, at most 0: attention becomes clip((zeta - gamma) A + gamma, 0, 1)."""
+    zeta: PositiveFloat = 1.0
+    """Upper end of clipped softmax, at least 1."""
     offset: FiniteFloat = 0.0
     """Constant added to every score, in units of log(data.length): -1 is the bias of Apple's sigmoid attention."""
 
@@ -231,14 +235,23 @@ class ModelConfig:
     norm: Literal['pre', 'post', 'sandwich', 'res_post'] = 'pre'
     """Where RMSNorm stands: before each sublayer, after its sum with the residual stream (`post`), before and after
     the sublayer (`sandwich`), or after it only (`res_post`, of Swin Transformer V2 and OLMo 2)."""
+    norm_kind: Literal['rms', 'gated_rms', 'dynamic_tanh'] = 'rms'
+    """The norm at these places: RMSNorm, RMSNorm times a sigmoid gate of low rank that reads it (GatedNorm), or
+    gain * tanh(alpha x) + bias (DynamicTanh). Norms of queries, keys and heads are RMSNorm."""
     qkv_bias: Bool = False
     """True: learned biases of the query, key and value projections."""
     qk_norm: Bool = False
     """True: RMSNorm of queries and keys, over each head."""
     head_norm: Bool = False
     """True: RMSNorm of the output of each head."""
-    combination: Literal['concatenate', 'add', 'add_wide'] = 'concatenate'
-    """How outputs of heads become one vector: concatenated, or added (`add_wide`: values as wide as the model)."""
+    value_residual: Bool = False
+    """True: each layer attends to the mean of its values and of those of the first layer (value residual)."""
+    exclusive: Literal['none', 'fixed', 'gated'] = 'none'
+    """Exclusive self-attention (XSA): the output of each head loses its component along the token's own value
+    (`fixed`), or a learned multiple of it (`gated`)."""
+    combination: Literal['concatenate', 'add', 'add_wide', 'differential'] = 'concatenate'
+    """How outputs of heads become one vector: concatenated, added (`add_wide`: values as wide as the model), or with
+    every second head, times a sigmoid gate, subtracted from the head before it (`differential`)."""
     gate: GateName = 'none'
     """Sigmoid gate: `elementwise`, `headwise` and `shared` multiply the attention output (one gate for each
     dimension, one for each head, or one for each dimension that all heads share); `value` multiplies the values;

@@ -105,6 +105,10 @@ def find_attention_errors(attention: AttentionConfig) -> Iterator[str]:
         )
     if (normalizer == 'p_norm') != (attention.power is not None):
         yield f'{path}.power is {attention.power} with normalizer {normalizer}; p_norm needs a power, others None'
+    if attention.gamma > 0 or attention.zeta < 1:
+        yield f'{path}.gamma and zeta are {attention.gamma} and {attention.zeta}; give at most 0, and at least 1'
+    if (attention.gamma, attention.zeta) != (0, 1) and attention.gain != 1:
+        yield f'{path}.gain is {attention.gain} with gamma or zeta, which stretch rows that sum to 1; set it to 1'
     if attention.offset and (similarity, normalizer) in (('exp', 'sum'), ('exp', 'p_norm')):
         yield f'{path}.offset is {attention.offset}, which cancels in exp with {normalizer}; leave it at 0'
 
@@ -145,6 +149,11 @@ def find_model_errors(model: ModelConfig) -> Iterator[str]:
         yield f'{path}.head_width is {model.head_width}; rotary positions need an even number'
     if model.heads % model.num_kv_heads:
         yield f'{path}.kv_heads is {model.kv_heads}, which does not divide {path}.heads={model.heads}'
+    if model.combination == 'differential' and model.heads // model.num_kv_heads % 2:
+        yield (
+            f'{path}.combination=differential subtracts heads with the same key, but {path}.heads={model.heads} has '
+            f'{model.num_kv_heads} keys; set {path}.kv_heads so that an even number of heads shares each'
+        )
     yield from find_rotary_errors(model.rotary, model.position, path)
     yield from find_global_layers_errors(model)
     if model.position == 'absolute' and model.width % 2:

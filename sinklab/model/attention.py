@@ -33,9 +33,10 @@ from sinklab.model.layers import (
     FEATURE_MAPS,
     GATES,
     INITIALIZATIONS,
+    Exclusion,
     Gate,
     Identity,
-    make_norm,
+    make_head_norm,
     make_normal_param,
 )
 from sinklab.model.learned_kv import LEARNED_KV_KINDS, LearnedKV
@@ -238,6 +239,7 @@ class LayerContext:
 
     contexts: Sequence[Any]  # an AttentionContext or a StreamingContext for each layer type
     type_index: jax.Array | None  # index of the type of this layer in `contexts`; None if there is only one type
+    first_value_BTGK: jax.Array | None = None  # of the first layer, for a value residual
 
     @property
     def capture(self) -> bool:
@@ -263,14 +265,19 @@ def make_layer_type_indices(model: spec.ModelConfig) -> jax.Array | None:
 class Combination:
     """How heads are combined: each through its own part of W_O, or their sum through all of W_O."""
 
-    sums_heads: bool
+    sums_heads: bool = False
     has_model_width_values: bool = False  # values have the width of the model
+    subtracts_heads: bool = False  # head 2i + 1 is subtracted from head 2i
+
+    def count_outputs(self, heads: int) -> int:
+        return 1 if self.sums_heads else heads // 2 if self.subtracts_heads else heads
 
 
 COMBINATIONS = {
-    'concatenate': Combination(sums_heads=False),
+    'concatenate': Combination(),
     'add': Combination(sums_heads=True),
     'add_wide': Combination(sums_heads=True, has_model_width_values=True),
+    'differential': Combination(subtracts_heads=True),  # version 2 of the Differential Transformer (Ye et al., 2026)
 }
 
 
@@ -295,6 +302,10 @@ def make_projection_bias(
     return ProjectionBias((num_heads, width), head_axis) if model.qkv_bias else Identity()
 
 
+def project(x_BTD: jax.Array, weight_DHK: nnx.Param, bias: ProjectionBias | Identity) -> jax.Array:
+    return constrain_sharding(bias(param_einsum('BTD,DHK->BTHK', x_BTD, weight_DHK)), 'batch', None, 'heads', None)
+
+
 class SelfAttention(nnx.Module):
     """Self-attention layer: sum over heads of attend(x W_Q, x W_K, x W_V) W_O.
 
@@ -315,29 +326,29 @@ class SelfAttention(nnx.Module):
         self.query_bias = make_projection_bias(model, model.heads, width, 'heads')
         self.key_bias = make_projection_bias(model, model.num_kv_heads, width, kv_axis)
         self.value_bias = make_projection_bias(model, model.num_kv_heads, value_width, kv_axis)
-        num_output_heads, axis = (1, None) if self.combination.sums_heads else (model.heads, 'heads')
+        num_output_heads = self.combination.count_outputs(model.heads)
+        axis = None if self.combination.sums_heads else 'heads'
+        if self.combination.subtracts_heads:
+            shape, std = (model.width, num_output_heads, 1), init.linear(model, model.width)
+            self.gate_of_second_DHK = make_normal_param(rngs, shape, std, ('embed', axis, None), inputs=1)
         std = init.attention_output(model, num_output_heads * value_width)
         output_args = (num_output_heads, value_width, model.width), std, (axis, 'head_width', 'embed')
         self.output_HKD = make_normal_param(rngs, *output_args, inputs=2)
-        self.query_norm = make_norm(model.qk_norm, model, width)
-        self.key_norm = make_norm(model.qk_norm, model, width)
+        self.query_norm = make_head_norm(model.qk_norm, model, width)
+        self.key_norm = make_head_norm(model.qk_norm, model, width)
         self.feature_map = FEATURE_MAPS[model.attention.feature_map](model, rngs)
         self.columns = LEARNED_KV_KINDS[model.columns.kind](model, value_width, rngs)
         self.num_attended_kv_heads = count_attended_kv_heads(model)
-        self.head_norm = make_norm(model.head_norm, model, value_width)
+        self.exclusion = Exclusion(model)
+        self.head_norm = make_head_norm(model.head_norm, model, value_width)
         self.gate = Gate(model, value_width, rngs)
 
     def __call__(self, x_BTD: jax.Array, context: LayerContext) -> tuple[jax.Array, Intermediates]:
-        query_BTHK, key_BTGK, value_BTGK = (
-            constrain_sharding(
-                projection_bias(param_einsum('BTD,DHK->BTHK', x_BTD, weight)), 'batch', None, 'heads', None
-            )
-            for weight, projection_bias in (
-                (self.query_DHK, self.query_bias),
-                (self.key_DHK, self.key_bias),
-                (self.value_DHK, self.value_bias),
-            )
-        )
+        query_BTHK = project(x_BTD, self.query_DHK, self.query_bias)
+        key_BTGK = project(x_BTD, self.key_DHK, self.key_bias)
+        value_BTGK = self.project_values(x_BTD)
+        if context.first_value_BTGK is not None:
+            value_BTGK = (value_BTGK + context.first_value_BTGK) / 2
         key_BTGK, value_BTGK = (
             repeat_kv(array, self.num_attended_kv_heads) for array in (self.key_norm(key_BTGK), value_BTGK)
         )
@@ -345,11 +356,18 @@ class SelfAttention(nnx.Module):
         head_BTHK, intermediates = context.attend(
             self.query_norm(query_BTHK), key_BTGK, gated_BTGK, self.feature_map, self.columns
         )
+        head_BTHK = self.exclusion(head_BTHK, repeat_kv(gated_BTGK, head_BTHK.shape[2]))
         head_BTHK = self.head_norm(self.columns.add_value(head_BTHK))
         head_BTHK = self.gate('output', head_BTHK, x_BTD, value_BTGK)
-        return self.combine(head_BTHK), intermediates
+        return self.combine(head_BTHK, x_BTD), intermediates
 
-    def combine(self, head_BTHK: jax.Array) -> jax.Array:
+    def project_values(self, x_BTD: jax.Array) -> jax.Array:
+        return project(x_BTD, self.value_DHK, self.value_bias)
+
+    def combine(self, head_BTHK: jax.Array, x_BTD: jax.Array) -> jax.Array:
         if self.combination.sums_heads:
             head_BTHK = head_BTHK.sum(2, keepdims=True)
+        if self.combination.subtracts_heads:
+            gate_BTHK = jax.nn.sigmoid(param_einsum('BTD,DHK->BTHK', x_BTD, self.gate_of_second_DHK))
+            head_BTHK = head_BTHK[:, :, 0::2] - gate_BTHK * head_BTHK[:, :, 1::2]
         return param_einsum('BTHK,HKD->BTD', head_BTHK, self.output_HKD)

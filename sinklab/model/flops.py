@@ -31,7 +31,7 @@ def count_forward_flops(model: spec.ModelConfig, length: int) -> Flops:
     Only scores that the mask does not hide are counted: half of them under a causal mask.
     """
     key_width, value_width = model.head_width, get_value_width(model)
-    num_output_parts = 1 if COMBINATIONS[model.combination].sums_heads else model.heads
+    num_output_parts = COMBINATIONS[model.combination].count_outputs(model.heads)
     projection_weights = (
         model.width * (model.heads + model.num_kv_heads) * key_width
         + model.width * model.num_kv_heads * value_width

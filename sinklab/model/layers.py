@@ -126,17 +126,61 @@ NORM_PLACEMENTS = {
 }
 
 
-def make_norm(enabled: bool, model: spec.ModelConfig, width: int | None = None) -> RMSNorm | Identity:
-    return RMSNorm(width or model.width, model.norm_epsilon) if enabled else Identity()
+class GatedNorm(RMSNorm):
+    """RMSNorm n times sigmoid(swish(n W_in) W_out), a gate of rank 16 (Qiu et al., 2601.22966)."""
+
+    def __init__(self, model: spec.ModelConfig, rngs: nnx.Rngs):
+        super().__init__(model.width, model.norm_epsilon)
+        std = INITIALIZATIONS[model.initialization].linear
+        shape = model.width, GATED_NORM_RANK
+        self.in_DR = make_normal_param(rngs, shape, std(model, shape[0]), ('embed', None), inputs=1)
+        self.out_RD = make_normal_param(rngs, shape[::-1], std(model, shape[1]), (None, 'embed'), inputs=1)
+
+    def __call__(self, x_BTD: jax.Array) -> jax.Array:
+        normed_BTD = super().__call__(x_BTD)
+        hidden_BTR = jax.nn.silu(param_einsum('BTD,DR->BTR', normed_BTD, self.in_DR))
+        return normed_BTD * jax.nn.sigmoid(param_einsum('BTR,RD->BTD', hidden_BTR, self.out_RD))
+
+
+class DynamicTanh(nnx.Module):
+    """DynamicTanh: gain * tanh(alpha x) + bias, with one alpha for all dimensions (Zhu et al., 2503.10622)."""
+
+    def __init__(self, model: spec.ModelConfig, rngs: nnx.Rngs):
+        self.alpha = nnx.Param(jnp.full(1, 0.5), axes=(None,), inputs=None)
+        self.gain_D = nnx.Param(jnp.ones(model.width), axes=(None,), inputs=None)
+        self.bias_D = nnx.Param(jnp.zeros(model.width), axes=(None,), inputs=None)
+
+    def __call__(self, x_BTD: jax.Array) -> jax.Array:
+        x = jnp.tanh(self.alpha[...] * x_BTD.astype(jnp.float32))
+        return (x * self.gain_D[...] + self.bias_D[...]).astype(x_BTD.dtype)
+
+
+GATED_NORM_RANK = 16
+NORMS = {
+    'rms': lambda model, rngs: RMSNorm(model.width, model.norm_epsilon),
+    'gated_rms': GatedNorm,
+    'dynamic_tanh': DynamicTanh,
+}
+
+
+def make_norm(enabled: bool, model: spec.ModelConfig, rngs: nnx.Rngs) -> nnx.Module:
+    """Make a norm of the residual stream or of a branch."""
+    return NORMS[model.norm_kind](model, rngs) if enabled else Identity()
+
+
+def make_head_norm(enabled: bool, model: spec.ModelConfig, width: int) -> RMSNorm | Identity:
+    """Make a norm of queries, keys or outputs of each head."""
+    return RMSNorm(width, model.norm_epsilon) if enabled else Identity()
 
 
 class BranchNorms(nnx.Module):
     """The norms of one branch: joined(x + after(f(before(x))))."""
 
-    def __init__(self, model: spec.ModelConfig):
+    def __init__(self, model: spec.ModelConfig, rngs: nnx.Rngs):
         placement = NORM_PLACEMENTS[model.norm]
-        self.before, self.after = make_norm(placement.before, model), make_norm(placement.after, model)
-        self.joined = make_norm(placement.joined, model)
+        self.before = make_norm(placement.before, model, rngs)
+        self.after = make_norm(placement.after, model, rngs)
+        self.joined = make_norm(placement.joined, model, rngs)
 
 
 class IdentityMap(nnx.Module):
@@ -210,6 +254,26 @@ class Gate(nnx.Module):
         else:
             score_BTHK = param_einsum('BTHD,DHK->BTHK', value_BTHK, self.weight_DHK)
         return array_BTHK * jax.nn.sigmoid(score_BTHK)
+
+
+class Exclusion(nnx.Module):
+    """Exclusive self-attention: y - share (y . v) v / |v|^2, with the value v of the query's own token.
+
+    The share is 1 (Zhai, 2603.09078), or a parameter of each head that is 0 at first.
+    """
+
+    def __init__(self, model: spec.ModelConfig):
+        self.kind = model.exclusive
+        if self.kind == 'gated':
+            self.share_H = nnx.Param(jnp.zeros(model.heads), axes=('heads',), inputs=None)
+
+    def __call__(self, head_BTHK: jax.Array, value_BTHK: jax.Array) -> jax.Array:
+        if self.kind == 'none':
+            return head_BTHK
+        head, value = head_BTHK.astype(jnp.float32), value_BTHK.astype(jnp.float32)
+        component = (head * value).sum(-1, keepdims=True) / jnp.maximum((value**2).sum(-1, keepdims=True), 1e-12)
+        share = self.share_H[...][:, None] if self.kind == 'gated' else 1
+        return (head - share * component * value).astype(head_BTHK.dtype)
 
 
 exact_gelu = functools.partial(jax.nn.gelu, approximate=False)

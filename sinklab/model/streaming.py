@@ -256,8 +256,9 @@ def advance_stream(
             StreamingContext(cache_config, layer_type, model.length, position, state.num_read, kv_cache)
             for layer_type, position in zip(model.model.layer_types, model.positions, strict=True)
         ]
-        return block(x_BTD, LayerContext(contexts, type_index))
+        return block(x_BTD, LayerContext(contexts, type_index, first_value_BTGK))
 
+    first_value_BTGK = model.compute_first_values(x_BTD)
     x_BTD, caches = jax.lax.scan(
         apply_layer, x_BTD, (model.blocks, state.caches, make_layer_type_indices(model.model))
     )

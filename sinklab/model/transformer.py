@@ -62,9 +62,9 @@ class Block(nnx.Module):
     """Attention, then the FFN, each a branch of the residual stream."""
 
     def __init__(self, model: spec.ModelConfig, rngs: nnx.Rngs):
-        self.attention_norms = BranchNorms(model)
+        self.attention_norms = BranchNorms(model, rngs)
         self.attention = SelfAttention(model, rngs)
-        self.ffn_norms = BranchNorms(model)
+        self.ffn_norms = BranchNorms(model, rngs)
         self.ffn = FFN(model, rngs)
 
     def __call__(self, x_BTD: jax.Array, context: LayerContext) -> tuple[jax.Array, Intermediates]:
@@ -104,7 +104,7 @@ class Transformer(nnx.Module):
             return Block(model, rngs)
 
         self.blocks = make_blocks(rngs)
-        self.norm = make_norm(NORM_PLACEMENTS[model.norm].final, model)
+        self.norm = make_norm(NORM_PLACEMENTS[model.norm].final, model, rngs)
         self.head_VD = None if model.tied else make_normal_param(rngs, shape, linear, EMBEDDING_AXES, inputs=None)
         self.position, *global_position = (
             POSITIONS[layer_type.position](layer_type, length + self.sink.num_tokens, rngs)
@@ -120,6 +120,13 @@ class Transformer(nnx.Module):
     def positions(self) -> tuple[PositionEncoding, ...]:
         """The position encodings of `model.layer_types`."""
         return (self.position,) if self.global_position is None else (self.position, self.global_position)
+
+    def compute_first_values(self, x_BTD: jax.Array) -> jax.Array | None:
+        """Return the values of the first layer for its input; None without a value residual (2410.17897)."""
+        if not self.model.value_residual:
+            return None
+        first_block = jax.tree.map(lambda leaf: leaf[0], self.blocks)
+        return first_block.attention.project_values(first_block.attention_norms.before(x_BTD))
 
     def embed(self, token_BT: jax.Array) -> jax.Array:
         """Return the embeddings of tokens."""
@@ -176,11 +183,12 @@ class Transformer(nnx.Module):
             layer_contexts = (
                 contexts if edit is None else [context.add_edit(edit, layer_index) for context in contexts]
             )
-            return block(x_BTD, LayerContext(layer_contexts, type_index))
+            return block(x_BTD, LayerContext(layer_contexts, type_index, first_value_BTGK))
 
         x_BTD = self.sink.prepend(self.embed(token_BT))
         query_position_BT = contexts[0].spec.bias.query_position_BT
         x_BTD = constrain_sharding(self.position.embed(x_BTD, query_position_BT), 'batch', None, None)
+        first_value_BTGK = self.compute_first_values(x_BTD)
         layer_indices = None if edit is None else jnp.arange(self.model.layers)
         inputs = self.blocks, make_layer_type_indices(self.model), layer_indices
         x_BTD, intermediates = jax.lax.scan(apply_remat(layer, remat), x_BTD, inputs)
