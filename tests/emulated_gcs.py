@@ -1,6 +1,6 @@
 """Extensions of gcp-storage-emulator.
 
-They add generations, conditions on generations, and exact bytes.
+They add generations, conditions on generations, exact bytes, and uploads whose parts can be sent again.
 """
 
 import functools
@@ -12,8 +12,49 @@ from http import HTTPStatus
 
 from gcp_storage_emulator import server, storage
 from gcp_storage_emulator.exceptions import NotFound
+from gcp_storage_emulator.handlers import objects
 
 WRITE_LOCK = threading.Lock()  # keeps a condition true until its write is done
+INCOMPLETE_UPLOADS: dict[str, bytearray] = {}  # content of incomplete uploads
+FINAL_ANSWERS: dict[str, dict] = {}  # answers to the last parts of complete uploads
+
+
+def accept_part(request, response, storage) -> None:
+    """Accept a part of an upload, as https://cloud.google.com/storage/docs/performing-resumable-uploads specifies.
+
+    Bytes that are already stored may be sent again, and are ignored. The emulator would refuse them. If nothing is
+    stored, the answer has no range. The emulator would say that byte 0 is stored. A complete upload gives its last
+    answer again. The emulator would forget the upload.
+    """
+    upload = request.query['upload_id'][0]
+    if upload in FINAL_ANSWERS:
+        response.json(FINAL_ANSWERS[upload])
+        return
+    content_range = objects._parse_resumable_content_range(request.get_header('Content-Range', ''))
+    stored, content = INCOMPLETE_UPLOADS.setdefault(upload, bytearray()), request.data or b''
+    try:
+        meta = storage.get_resumable_file_obj(upload)
+    except NotFound:
+        response.status = HTTPStatus.NOT_FOUND
+        return
+    if content_range['start'] is not None and content_range['start'] <= len(stored):
+        stored += content[len(stored) - content_range['start'] :]
+    if content_range['total'] == len(stored):
+        objects._finalize_resumable_object(response, storage, meta, bytes(stored), upload)
+        FINAL_ANSWERS[upload] = json.loads(response._content)
+        del INCOMPLETE_UPLOADS[upload]
+        return
+    response.status = objects.GoogleHTTPStatus.RESUME_INCOMPLETE
+    if stored:
+        response['Range'] = f'bytes=0-{len(stored) - 1}'
+
+
+def cancel_upload(request, response, storage) -> None:
+    """Cancel an upload. The documentation specifies status 499, for which Python has no name."""
+    upload = request.query['upload_id'][0]
+    INCOMPLETE_UPLOADS.pop(upload, None)
+    storage.delete_resumable_file_obj(upload)
+    response.status = HTTPStatus.NO_CONTENT
 
 
 def get_generation(storage, bucket: str, name: str) -> str:
@@ -38,7 +79,9 @@ def handle_request(handler: Callable, request, response, storage, *arguments, **
     bucket, name = request.params.get('bucket_name'), get_object_name(request)
     current = get_generation(storage, bucket, name) if bucket and name else '0'
     match, no_match = (request.query.get(f'ifGeneration{suffix}', [None])[0] for suffix in ('Match', 'NotMatch'))
-    if match not in (None, current):
+    if 'upload_id' in request.query:
+        (cancel_upload if request.method == 'DELETE' else accept_part)(request, response, storage)
+    elif match not in (None, current):
         response.status = HTTPStatus.PRECONDITION_FAILED
         response.json({'error': {'code': 412, 'message': 'conditionNotMet'}})
     elif no_match == current != '0':
@@ -75,9 +118,15 @@ def parse_exactly(parse: Callable, handler, query) -> dict | list | bytes | None
 
 
 def serve(port: int, backlog: int) -> None:
+    def get_extra_handlers(regex: str) -> list:
+        return [('DELETE', cancel_upload)] if regex.startswith('^/upload/') else []
+
     server._read_data = functools.partial(parse_exactly, server._read_data)
     server.HANDLERS = tuple(
-        (regex, {method: extend_handler(handler) for method, handler in handlers.items()})
+        (
+            regex,
+            {method: extend_handler(handler) for method, handler in [*handlers.items(), *get_extra_handlers(regex)]},
+        )
         for regex, handlers in server.HANDLERS
     )
     # The emulator would write its whole state at each change, and requests of a long session would take ten times

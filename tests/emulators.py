@@ -1,4 +1,4 @@
-"""Emulator of GCS on this machine, behind a proxy that records requests and refuses some of them."""
+"""Emulator of GCS on this machine, behind a proxy that records requests and injects faults."""
 
 import contextlib
 import dataclasses
@@ -36,15 +36,34 @@ def get_variables(url: str) -> dict[str, str]:
 class Request:
     method: str
     path: str  # with its query, decoded
+    request_bytes: int  # size of the body
+    response_bytes: int
+
     object_names: tuple[str, ...] = ()  # names of objects in the body
 
     @property
     def is_write(self) -> bool:
         return self.method not in ('GET', 'HEAD')
 
+    @property
+    def path_and_names(self) -> str:
+        return ' '.join((self.path, *self.object_names))
 
-# Takes the method and the path of a request; returns the status that replaces the answer of the storage, or None.
-Rule = Callable[[str, str], int | None]
+
+@dataclasses.dataclass
+class Answer:
+    """Treatment of a request that the proxy does not simply forward."""
+
+    status: int | None = None  # replaces the status of the storage
+    text: str = ''  # body for `status`
+    delay_seconds: float = 0.0  # delay before the answer
+    max_sent_bytes: int | None = None  # bytes of the content sent before the connection is closed
+    close_delay_seconds: float = 0.0  # delay before the connection is closed
+    is_dropped: bool = False  # the storage receives the request, but its answer is dropped
+    max_read_bytes: int | None = None  # bytes of the body read before the connection is closed; the storage gets none
+
+
+Rule = Callable[[str, str], Answer | None]  # takes the method and the path of a request
 
 
 class Proxy:
@@ -79,12 +98,23 @@ class Proxy:
 
     def handle(self, handler: http.server.BaseHTTPRequestHandler, emulator_port: int) -> None:
         path = urllib.parse.unquote(handler.path)
+        answer = next(filter(None, (rule(handler.command, path) for rule in self.rules)), Answer())
+        if answer.max_read_bytes is not None:
+            handler.rfile.read(min(answer.max_read_bytes, int(handler.headers.get('Content-Length') or 0)))
+            time.sleep(answer.close_delay_seconds)
+            self.requests.append(Request(handler.command, path, answer.max_read_bytes, 0))
+            drop_connection(handler)
+            return
         body = read_body(handler)
-        if refused_status := next(filter(None, (rule(handler.command, path) for rule in self.rules)), None):
-            status, headers, content = refused_status, [], b''
+        time.sleep(answer.delay_seconds)
+        if answer.status:
+            status, headers, content = answer.status, [], answer.text.encode()
         else:
             status, headers, content = self.forward(handler, emulator_port, body)
-        self.requests.append(Request(handler.command, path, find_object_names(path, body)))
+        self.requests.append(Request(handler.command, path, len(body), len(content), find_object_names(path, body)))
+        if answer.is_dropped:
+            drop_connection(handler)
+            return
         handler.send_response(status)
         for name, value in headers:
             if name.lower() not in ('transfer-encoding', 'content-length', 'connection', 'server', 'date'):
@@ -93,7 +123,11 @@ class Proxy:
         handler.send_header('Content-Length', length if handler.command == 'HEAD' and length else str(len(content)))
         handler.end_headers()
         if handler.command != 'HEAD':
-            handler.wfile.write(content)
+            handler.wfile.write(content[: answer.max_sent_bytes])
+        if answer.max_sent_bytes is not None and len(content) > answer.max_sent_bytes:
+            handler.wfile.flush()
+            time.sleep(answer.close_delay_seconds)
+            drop_connection(handler)
 
     def forward(self, handler: http.server.BaseHTTPRequestHandler, emulator_port: int, body: bytes) -> tuple:
         """Forward a request, and return (status, headers, content) of the answer."""
@@ -113,11 +147,27 @@ class Proxy:
         finally:
             self.rules.remove(rule)
 
+    def count_requests(self, path: str = '', **fields: object) -> int:
+        """Count the requests whose path contains a text and whose fields have the given values."""
+        return len(self.find_requests(path, **fields))
+
+    def find_requests(self, path: str = '', **fields: object) -> list[Request]:
+        return [
+            request
+            for request in self.requests
+            if path in request.path and all(getattr(request, name) == value for name, value in fields.items())
+        ]
+
 
 def find_object_names(path: str, body: bytes) -> tuple[str, ...]:
     """Return the objects that the body of a request names: one, if it is uploaded with its metadata."""
     matches = re.findall(rb'"name": "([^"]+)"', body[:1000]) if 'uploadType=multipart' in path else []
     return tuple(name.decode() for name in matches)
+
+
+def drop_connection(handler: http.server.BaseHTTPRequestHandler) -> None:
+    handler.close_connection = True
+    handler.connection.shutdown(socket.SHUT_RDWR)
 
 
 def read_body(handler: http.server.BaseHTTPRequestHandler) -> bytes:
