@@ -1,4 +1,4 @@
-"""Emulator of GCS on this machine, behind a proxy that records requests and refuses some of them."""
+"""Emulator of GCS on this machine, behind a proxy that records requests and injects faults."""
 
 import contextlib
 import dataclasses
@@ -37,8 +37,14 @@ class Request:
     path: str  # with its query, decoded
 
 
-# Takes the method and the path of a request; returns the status that replaces the answer of the storage, or None.
-Rule = Callable[[str, str], int | None]
+@dataclasses.dataclass
+class Answer:
+    """Answer to a request that the proxy does not forward."""
+
+    status: int
+
+
+Rule = Callable[[str, str], Answer | None]  # takes the method and the path of a request
 
 
 class Proxy:
@@ -73,11 +79,9 @@ class Proxy:
 
     def handle(self, handler: http.server.BaseHTTPRequestHandler, emulator_port: int) -> None:
         path = urllib.parse.unquote(handler.path)
+        answer = next(filter(None, (rule(handler.command, path) for rule in self.rules)), None)
         body = read_body(handler)
-        if refused_status := next(filter(None, (rule(handler.command, path) for rule in self.rules)), None):
-            status, headers, content = refused_status, [], b''
-        else:
-            status, headers, content = self.forward(handler, emulator_port, body)
+        status, headers, content = (answer.status, [], b'') if answer else self.forward(handler, emulator_port, body)
         self.requests.append(Request(handler.command, path))
         handler.send_response(status)
         for name, value in headers:

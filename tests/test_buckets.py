@@ -4,6 +4,7 @@ import jax
 import numpy as np
 import pytest
 from checkpoint_damages import flip_bit
+from emulators import Answer
 from tiny_runs import CrashError, CrashingCallback, RecordingCallback, drop_clock_metrics, make_spec, train_run
 
 from sinklab.checkpoint import checkpointer
@@ -115,7 +116,7 @@ def test_job_stops_without_another_write_when_a_newer_one_takes_over(corpus, buc
 def test_denied_access_is_reported_in_one_line(bucket, bucket_path, capsys, command):
     options = ['--config=configs/quickstart.py:softmax', '--size=smoke'] if command == 'train' else []
     target = f'--workdir={bucket_path}' if command == 'train' else str(bucket_path)
-    with bucket.proxy.apply_rule(lambda method, path: 403):
+    with bucket.proxy.apply_rule(lambda method, path: Answer(status=403)):
         assert main([*command.split(), target, *options]) == 1
     assert len(capsys.readouterr().err.splitlines()) == 1
 
@@ -123,7 +124,7 @@ def test_denied_access_is_reported_in_one_line(bucket, bucket_path, capsys, comm
 @pytest.mark.parametrize(('status', 'kind'), [(403, 'refused'), (503, 'lost')])
 def test_failed_save_keeps_last_checkpoint_and_run_resumes(corpus, bucket, bucket_path, disk_path, status, kind):
     def refuse_checkpoint(method, path):
-        return status if method in ('POST', 'PUT') and '/checkpoints/8/' in path else None
+        return Answer(status=status) if method in ('POST', 'PUT') and '/checkpoints/8/' in path else None
 
     with bucket.proxy.apply_rule(refuse_checkpoint), pytest.raises(Exception) as error:
         train_run(make_spec(corpus), bucket_path)
