@@ -12,14 +12,16 @@ def make_command(*argv: str) -> str:
 
 
 def write_file(path: str, text: str) -> str:
-    """Return the statements that write a text file and make its folder; the text ends with a line break."""
+    """Return the statements that write a text file and make its folder; the text ends with a line break.
+
+    Only its owner can read the file, which may have values of --env.
+    """
     folder = shlex.quote(path.rpartition('/')[0])
-    return f"mkdir -p {folder}\ncat > {shlex.quote(path)} <<'{END_OF_FILE}'\n{text}{END_OF_FILE}"
+    return f"mkdir -p {folder}\n(umask 077 && cat > {shlex.quote(path)}) <<'{END_OF_FILE}'\n{text}{END_OF_FILE}"
 
 
 def make_script(statements: list[str]) -> str:
-    """Return a Bash script; only its owner can read the files that it writes, which may have values of --env."""
-    return '\n'.join(['#!/bin/bash', 'set -eu', 'umask 077', *statements, ''])
+    return '\n'.join(['#!/bin/bash', 'set -eu', *statements, ''])
 
 
 def execute(script: str) -> int:

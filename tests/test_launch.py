@@ -106,8 +106,10 @@ def recorders(tmp_path, monkeypatch):
 
 def extract_commands(script):
     """Return the commands of a script, without the statements that write files."""
-    script = re.sub(r"^mkdir [^\n]*\ncat > .*? <<'END_OF_FILE'\n.*?^END_OF_FILE\n", '', script, flags=re.M | re.S)
-    return script.splitlines()[3:]
+    script = re.sub(
+        r"^mkdir [^\n]*\n\(umask 077 && cat > .*?\) <<'END_OF_FILE'\n.*?^END_OF_FILE\n", '', script, flags=re.M | re.S
+    )
+    return script.splitlines()[2:]
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def list_schema_errors(instance):
 def make_manifest(capsys, *options, argv=None):
     argv = list(argv or SUBMIT_COMMANDS['jobset'])
     script = get_launcher_output(capsys, 'jobset', [*argv[:2], *options, *argv[2:]])
-    return json.loads(script.partition(".json <<'END_OF_FILE'\n")[2].partition('\nEND_OF_FILE')[0])
+    return json.loads(script.partition(".json) <<'END_OF_FILE'\n")[2].partition('\nEND_OF_FILE')[0])
 
 
 OPTIONS = {

@@ -25,7 +25,9 @@ def recorders(tmp_path, monkeypatch):
 
 def extract_files(script):
     """Return {name: text} of the files that the script of a plan writes."""
-    matches = re.findall(r"^cat > ([^\n]*) <<'END_OF_FILE'\n(.*?)^END_OF_FILE$", script, re.MULTILINE | re.DOTALL)
+    matches = re.findall(
+        r"^\(umask 077 && cat > ([^\n]*)\) <<'END_OF_FILE'\n(.*?)^END_OF_FILE$", script, re.MULTILINE | re.DOTALL
+    )
     return {path.strip("'").rpartition('/')[2]: text for path, text in matches}
 
 

@@ -17,7 +17,7 @@ def recorders(tmp_path, monkeypatch):
 def make_script(capsys, *options):
     arguments = [argument.replace('/shared', '/the shared') for argument in SUBMIT_COMMANDS['slurm']]
     output = get_launcher_output(capsys, 'slurm', [*arguments[:2], *options, *arguments[2:]])
-    return re.search(r"job.sh' <<'END_OF_FILE'\n(.*?)^END_OF_FILE$", output, re.MULTILINE | re.DOTALL)[1]
+    return re.search(r"job.sh'\) <<'END_OF_FILE'\n(.*?)^END_OF_FILE$", output, re.MULTILINE | re.DOTALL)[1]
 
 
 def parse_options(script):
