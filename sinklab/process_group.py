@@ -53,7 +53,7 @@ class ProcessGroup:
         for index, count in enumerate(num_devices):
             if count != num_devices[0]:
                 raise UserError(
-                    f'process {index} has {count} devices and process 0 has {num_devices[0]}; give all the same number'
+                    f'process {index} has {count} devices and process 0 has {num_devices[0]}; give all the same'
                 )
         data = np.frombuffer(json.dumps(value).encode(), np.uint8)
         sizes = multihost_utils.process_allgather(np.int32(data.size))
