@@ -296,33 +296,6 @@ def test_shipped_claims_agree_with_published_numbers(shipped_claims):
             assert published_relation == claim.relation, name
 
 
-def test_claims_plot_draws_every_interval(monkeypatch, tmp_path):
-    plt = pytest.importorskip('matplotlib.pyplot')
-    closed_figures, close = [], plt.close
-    monkeypatch.setattr(plt, 'close', closed_figures.append)
-    pictures = pytest.importorskip('sinklab.report.pictures')
-    entries = claims.make_claims_table(
-        {
-            'holds': make_claim(),
-            'against': make_claim('>'),
-            'far': make_claim(untestable_reason='too far'),
-            'empty': make_claim(),
-        },
-        make_runs({n: 1.0 + n for n in range(5)}, {n: 50.0 + n**2 for n in range(5)}),
-        {},
-    )
-    pictures.write_claims_plot(tmp_path / 'claims.png', entries, '%')
-    (figure,) = closed_figures
-    names = [label.get_text() for label in figure.axes[0].get_yticklabels()]
-    *drawn_intervals, zero_line = [line.get_xdata() for line in figure.axes[0].lines if len(line.get_xdata()) == 2]
-    close(figure)
-    shown_entries = [entry for entry in entries if entry['interval'] and not entry['untestable_reason']]
-    assert names == [f'{entry["claim"]} {entry["relation"]}' for entry in shown_entries]
-    np.testing.assert_allclose(drawn_intervals, [entry['interval'] for entry in shown_entries])
-    assert list(zero_line) == [0, 0]
-    assert (tmp_path / 'claims.png').read_bytes()[:4] == b'\x89PNG'
-
-
 @pytest.mark.parametrize(
     ('verdicts', 'expected'),
     [

@@ -84,10 +84,10 @@ def test_page_discusses_every_claim_that_runs_do_not_confirm():
 def test_claim_that_a_sink_emerges_counts_runs_with_one():
     claims = claims_results.load_claims('claims', 'quickstart')
     runs = {str(seed): dict(end={'sink/1': sink}) for seed, sink in enumerate((0.0, 0.9, 1.0, 30.0))}
-    claims_data = dict(runs={'attention:softmax': runs}, same={})
+    claims_data = dict(runs={'attention:softmax': runs})
     assert claims_results.format_sink_count(claims['emerges'], claims_data) == '; 2 have a sink'
     assert claims_results.format_sink_count(claims['sigmoid'], claims_data) == ''
-    assert claims_results.format_sink_count(claims['emerges'], dict(runs={}, same={})) == ''
+    assert claims_results.format_sink_count(claims['emerges'], dict(runs={})) == ''
 
 
 def make_size_runs(get_sink, suffix='_equal_tokens'):
@@ -99,7 +99,7 @@ def make_size_runs(get_sink, suffix='_equal_tokens'):
         }
         for name, shape in model_size.SHAPES.items()
     }
-    return dict(runs=runs, same={})
+    return dict(runs=runs)
 
 
 def test_slope_of_size_is_that_of_line():
