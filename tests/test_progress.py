@@ -157,19 +157,14 @@ SWEEP_IMPORT_CODE = (
 
 
 @pytest.mark.slow
-def test_bars_show_loss_and_sink_and_are_erased(tmp_path):
-    output, code = run_in_terminal(f'{SWEEP_IMPORT_CODE}sweep({str(tmp_path)!r})')
+def test_bars_are_erased_and_each_run_leaves_its_metrics_and_outcome(tmp_path):
+    output, code = run_in_terminal(f'{SWEEP_IMPORT_CODE}sweep({str(tmp_path)!r})', columns=100)
     assert code == 0, output
-    text = re.sub(r'\x1b\[[0-9;?]*[A-Za-z]', '', output)
-    assert re.search(r'softmax +\S+ +8/8 +loss 3\.500 +Sink_1 +53\.2 %', text)
-    assert re.search(r'all runs +\S+ +8/16 +1/2 runs', text), 'one bar of all runs, if not all come at once'
-    assert not any('8/8' in line or 'all runs' in line for line in render_screen(output))
-    expected = [(row, message) for row in ('softmax', 'sigmoid') for message in ('a warning', 'words of a library')]
+    lines = ['seed 0', 'a warning', 'words of a library', 'step 8/8  loss 3.500', 'done']
+    expected = [(row, line) for row in ('softmax', 'sigmoid') for line in lines]
     assert [
-        (row in line, message in line) for (row, message), line in zip(expected, render_screen(output), strict=True)
-    ] == [(True, True)] * 4
-    assert 'attention: dense' not in text
-    assert max(map(len, text.replace('\r', '\n').splitlines())) <= 80
+        (row in line, text in line) for (row, text), line in zip(expected, render_screen(output), strict=True)
+    ] == [(True, True)] * len(expected)
 
 
 @pytest.mark.slow
@@ -179,12 +174,9 @@ def test_ctrl_c_restores_terminal_and_cursor(tmp_path):
     )
     output, code = run_in_terminal(code, [(b'4.250', b'\x03')])
     assert code == 0, output
-    lines = [line.removeprefix('^C') for line in render_screen(output)]
-    warning, message, last_line = lines
-    assert re.fullmatch('softmax.* a warning', warning)
-    assert re.fullmatch('softmax.* words of a library', message)
+    *lines, last_line = render_screen(output)
+    assert not any('━' in line for line in lines)
     assert last_line == "ended ['to do', 'to do']", 'what this test prints'
-    assert 'stopping' in output
 
 
 @pytest.mark.slow
@@ -202,7 +194,7 @@ def test_output_without_erasable_terminal_is_plain_lines(tmp_path, term):
     assert re.fullmatch(r'\[1/2\] softmax, seed 0', heading)
     assert all(line.startswith('softmax, seed 0') for line in lines), 'each line names its run'
     assert all(line.startswith('sigmoid, seed 0') for line in second.splitlines()[: len(lines)])
-    contents = ['dense', 'a warning', 'words of a library', 'step 8/8']
+    contents = ['a warning', 'words of a library', 'step 8/8', 'done']
     assert [sum(content in line for line in lines) for content in contents] == [1] * 4
     (line,) = (line for line in lines if 'step 8/8' in line)
     assert re.findall(r'[\d.,]+', line.partition('step ')[2]) == ['8', '8', '3.500', '1,234', '1', '53.2']

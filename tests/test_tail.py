@@ -74,17 +74,6 @@ def test_follower_starts_with_last_measurement_and_newest_record(folder):
     assert callback.steps == [6, 9]
 
 
-def test_follower_of_resumed_run_skips_earlier_attempts(folder):
-    write_attempts(folder, dense=0)
-    callback = RecordingCallback()
-    follower = RunFollower(folder, callback, skips_past=True)
-    follower.poll()
-    assert callback.begin_calls == []
-    write_attempts(folder, dense=0, chunked=4)
-    follower.poll()
-    assert [step for step, *_ in callback.begin_calls] == [4]
-
-
 def test_tail_of_sweep_shows_all_runs_until_no_process_works_on_it(tmp_path, capsys, monkeypatch):
     def write_sweep(outcome):
         (tmp_path / 'sweep.json').write_text(json.dumps([dict(row=name, seeds={'0': outcome}) for name in 'ab']))

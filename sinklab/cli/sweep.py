@@ -114,7 +114,7 @@ def train_runs(
     """Train the pending runs in one progress display; return the signal that stopped them, or None."""
     from sinklab.cli.progress import SweepDisplay
 
-    with SweepDisplay(runs, jobs) as display:
+    with SweepDisplay() as display:
         return run_sweep(runs, make_command, display, check_owner, jobs)
 
 

@@ -21,13 +21,11 @@ class SignalForwarder:
     """A context manager that forwards SIGINT, SIGTERM and SIGHUP to running commands, and records them.
 
     A run saves and stops after the first signal, and ends at once after a second one.
-
-    Args:
-        on_stop: Called after the first signal.
     """
 
-    def __init__(self, on_stop: Callable[[], None] = lambda: None):
-        self.received_signals, self.processes, self.on_stop = [], [], on_stop
+    def __init__(self) -> None:
+        self.received_signals: list[int] = []
+        self.processes: list[subprocess.Popen] = []
 
     def __enter__(self) -> 'SignalForwarder':
         is_nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
@@ -44,8 +42,6 @@ class SignalForwarder:
         for process in list(self.processes):
             with contextlib.suppress(OSError):
                 process.send_signal(number)
-        if len(self.received_signals) == 1:
-            self.on_stop()
 
     def run_command(self, command: list[str], on_line: Callable[[bytes], None]) -> tuple[int, str]:
         """Run a command in a subprocess, and return its exit code and the end of its output.
@@ -104,7 +100,7 @@ def run_sweep(
             display.on_run_end(run)
 
     with (
-        SignalForwarder(display.on_stop_signal) as forwarder,
+        SignalForwarder() as forwarder,
         ThreadPoolExecutor(jobs, initializer=lambda: pin_to_cores(next(cores))) as pool,
     ):
         labels = [f'[{number}/{len(runs)}] {run}' for number, run in enumerate(runs, 1)]
