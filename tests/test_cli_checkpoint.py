@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import make_tiny_spec
-from orbax.checkpoint import v1 as ocp
 
 from sinklab.checkpoint.checkpointer import Checkpointer
 from sinklab.cli.main import main
@@ -79,49 +78,10 @@ def test_verify_prints_json(damaged_run, capsys):
     assert [(row['step'], bool(row['fault'])) for row in json.loads(out)] == [(2, False), (4, True)]
 
 
-def test_restore_params_writes_parameters_in_requested_dtype(run, tmp_path, capsys):
-    code, out, _ = run_checkpoint_command(
-        capsys, 'restore-params', f'{run}@2', f'--out={tmp_path}/params', '--dtype=bfloat16'
-    )
-    assert code == 0
-    assert all(value in out for value in (f'{tmp_path}/params', ' 15 ', f'{run}/checkpoints/2'))
-    assert len(out.splitlines()) == 1
-    params = ocp.load(tmp_path / 'params')
-    np.testing.assert_array_equal(params['layer']['w'], (VALUES * 2).astype(jnp.bfloat16))
-    np.testing.assert_array_equal(params['layer']['ids'], np.arange(3))
-
-
-def test_restore_params_rejects_corrupt_step_and_accepts_valid_step(damaged_run, tmp_path, capsys):
-    code, _, err = run_checkpoint_command(capsys, 'restore-params', damaged_run, f'--out={tmp_path}/params')
-    assert code == 1
-    assert 'checkpoints/4 ' in err
-    assert 'state/manifest.ocdbt' in err
-    assert not (tmp_path / 'params').exists()
-    assert run_checkpoint_command(capsys, 'restore-params', f'{damaged_run}@2', f'--out={tmp_path}/params')[0] == 0
-
-
-def test_restore_params_selects_newest_complete_checkpoint(run, tmp_path, capsys):
-    path = shutil.copytree(run, tmp_path / 'run')
-    (path / 'checkpoints' / '4' / 'digests_0.json').unlink()
-    code, out, _ = run_checkpoint_command(capsys, 'restore-params', path, f'--out={tmp_path}/params')
-    assert code == 0
-    assert f'{path}/checkpoints/2' in out
-
-
-def test_verify_reads_step_despite_folder_of_same_name(run, tmp_path, capsys):
-    path = shutil.copytree(run, tmp_path / 'run')
-    assert run_checkpoint_command(capsys, 'restore-params', f'{path}@2', f'--out={path}@2')[0] == 0
-    assert run_checkpoint_command(capsys, 'verify', f'{path}@2') == (0, f'{path}/checkpoints/2: sound\n', '')
-
-
-def test_checkpoint_commands_leave_run_unchanged(damaged_run, tmp_path, capsys):
+def test_checkpoint_commands_leave_run_unchanged(damaged_run, capsys):
     expected = read_contents(damaged_run)
-    for arguments in (
-        ['ls', damaged_run],
-        ['verify', damaged_run],
-        ['restore-params', damaged_run, f'--out={tmp_path}/params'],
-    ):
-        run_checkpoint_command(capsys, *arguments)
+    for action in ('ls', 'verify'):
+        run_checkpoint_command(capsys, action, damaged_run)
     assert read_contents(damaged_run) == expected
 
 
@@ -131,7 +91,6 @@ def test_checkpoint_commands_leave_run_unchanged(damaged_run, tmp_path, capsys):
         (['ls', '{run}@3'], 'has no checkpoint 3; it has: 2, 4'),
         (['verify', '{run}/checkpoints'], 'contains no run; give the folder of a run'),
         (['ls', '{run}', '--fast'], '--fast is unknown; see sinklab checkpoint ls --help'),
-        (['restore-params', '{run}', '--out={run}'], 'already exists; give a new folder'),
     ],
 )
 def test_invalid_arguments_are_rejected_with_one_line(run, capsys, arguments, message):

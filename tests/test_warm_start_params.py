@@ -257,7 +257,6 @@ def test_fork_from_parameters_is_reported_listed_and_forked_again(capsys, parent
     for action, text in (('ls', '\n 0 '), ('verify', 'checkpoints/0: sound')):
         assert main(['checkpoint', action, str(path)]) == 0
         assert text in capsys.readouterr().out
-    assert main(['checkpoint', 'restore-params', f'{path}@0', f'--out={tmp_path}/params']) == 0
     second_origin = warm_start.WarmStart(RunDir(path), 0, replace_operation(spec, 'sigmoid', 'none'))
     train(replace_operation(spec, 'sigmoid', 'none'), tmp_path / 'again', second_origin)
     assert_same_trees(load_parameters(tmp_path / 'again', 8), load_parameters(path, 8))
