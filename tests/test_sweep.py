@@ -11,12 +11,11 @@ import time
 import numpy as np
 import pytest
 
-from sinklab.cli import process_flags
 from sinklab.cli.config_flags import load_spec
 from sinklab.cli.main import build_parser, main
 from sinklab.cli.sweep import make_train_command
 from sinklab.errors import UserError
-from sinklab.process_group import ProcessGroup
+from sinklab.process_group import ProcessGroup, join_processes
 from sinklab.run_dir import RunDir
 from sinklab.storage.folder_lock import hold_folder
 from sinklab.sweep import run as sweep
@@ -266,7 +265,7 @@ def test_sweep_row_runs_as_single_process_in_slurm_job(monkeypatch, tmp_path):
         monkeypatch.setenv(name, value)
     command = make_train_command('mine.py', SweepRun('softmax', 0, RunDir(tmp_path), None, None), [])
     options, _ = build_parser().parse_known_args(command[command.index('train') :])
-    assert process_flags.join(options) == ProcessGroup()
+    assert join_processes(options.coordinator, options.processes, options.process, 5) == ProcessGroup()
 
 
 def test_sweep_rejects_second_sweep_in_same_folder(capsys, table, tmp_path):

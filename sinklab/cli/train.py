@@ -29,6 +29,7 @@ from sinklab.process_group import (
     ProcessGroup,
     broadcast_from_primary,
     check_equal_on_all,
+    join_processes,
     limit_shutdown,
     run_on_all_or_raise,
 )
@@ -103,7 +104,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, extra_args: list[str]) -> int:
-    exit_code = run_training(args, extra_args, process_flags.join(args)).exit_code
+    group = join_processes(args.coordinator, args.processes, args.process, args.join_timeout)
+    exit_code = run_training(args, extra_args, group).exit_code
     limit_shutdown(exit_code)
     return exit_code
 
@@ -216,13 +218,16 @@ def load_requested_spec(
     """Load the requested spec, from a config file or from the parent run of a fork.
 
     Returns:
-        The spec, the content of row.json, and a line about the fields that the row changes or about the optimizer.
+        The spec, the content of row.json, and a line about the fields that the row changes, or None.
 
     Raises:
         UserError: Neither --config nor --from is given, or the config is invalid.
     """
     if args.config:
-        return config_flags.load_and_describe(args.config, extra_args, args.size)
+        file, _ = config_flags.split_config_path(args.config)
+        module = config_flags.load_config_module(file)
+        spec, row = config_flags.load_spec(args.config, extra_args, args.size, module)
+        return spec, row, config_flags.describe_changes(module, spec, row['size'])
     if not parent:
         raise UserError(
             'neither --config nor --from is given; give --config=FILE[:ROW], such as configs/quickstart.py:softmax'
@@ -230,8 +235,7 @@ def load_requested_spec(
     if args.size:
         raise UserError(f'--size={args.size} is for a row of --config; remove it: a fork keeps the size of its run')
     source_dir = parent.run_dir if parent.run_dir.has_run() else run_dir
-    spec, row = config_flags.load_run_config(source_dir, make_absolute(run_dir.path).name, extra_args)
-    return spec, row, config_flags.describe_optimizer_source(row, spec) if parent.takes == 'params' else None
+    return *config_flags.load_run_config(source_dir, make_absolute(run_dir.path).name, extra_args), None
 
 
 def parse_from_flag(from_flag: str) -> WarmStartFlag:
