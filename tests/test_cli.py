@@ -316,7 +316,7 @@ def test_all_invalid_overrides_are_listed_in_one_line(capsys, tmp_path):
     assert [text for text in ('3 faults', 'stps', "layers is 'many'", 'lenght') if text not in line] == []
 
 
-@pytest.mark.parametrize(('arguments', 'word'), [([], 'VERB'), (['rpeort', 'runs'], 'report?')])
+@pytest.mark.parametrize(('arguments', 'word'), [([], 'VERB'), (['rpeort', 'runs'], 'report')])
 def test_missing_or_unknown_command_is_refused(capsys, arguments, word):
     assert word in get_error_line(capsys, *arguments)
 

@@ -87,17 +87,11 @@ class CommandParser(argparse.ArgumentParser):
 
             fields = list(list_fields(default.get_config()))
             exact = [f'--config.{field}' for field in fields if option[2:] in (field, field.rpartition('.')[2])]
-        return format_suggestion(exact or difflib.get_close_matches(option, options, 1, 0.75))
+        matches = exact or difflib.get_close_matches(option, options, 1, 0.75)
+        return f'; did you mean {matches[0]}?' if matches else ''
 
     def error(self, message: str) -> NoReturn:
-        match = re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message)
-        choices = [choice.strip("'") for choice in match[2].split(', ')] if match else []
-        matches = difflib.get_close_matches(match[1], choices, 1) if match else []
-        raise UserError(f'{message}{format_suggestion(matches)}; see {self.prog} --help')
-
-
-def format_suggestion(matches: Sequence[str]) -> str:
-    return f'; did you mean {matches[0]}?' if matches else ''
+        raise UserError(f'{message}; see {self.prog} --help')
 
 
 def build_parser(commands: Container[str] = COMMANDS) -> CommandParser:

@@ -60,10 +60,10 @@ def follow_runs(folder: Path, display: 'ProgressDisplay') -> None:
                 continue
             ended_paths.discard(path)  # a sweep may have started it again
             if path not in followers:
-                run_dir = RunDir(path)
-                row = run_dir.read_json('row')['row'] if path == folder else None
-                callback = ProgressCallback(display, row or make_absolute(path).name, read_spec(run_dir))
-                followers[path] = RunFollower(run_dir, callback)
+                run_dir, spec = RunDir(path), read_spec(RunDir(path))
+                row = run_dir.read_json('row')['row'] or make_absolute(path).name
+                name = row if path == folder else f'{row}, seed {spec.seed}'
+                followers[path] = RunFollower(run_dir, ProgressCallback(display, name, spec))
             followers[path].poll()
             if is_ended:
                 ended_paths.add(path)
