@@ -4,7 +4,6 @@ import argparse
 import contextlib
 import json
 import re
-import shlex
 import subprocess
 import sys
 
@@ -15,7 +14,6 @@ import pytest
 from sinklab.cli.config_flags import load_spec
 from sinklab.cli.main import COMMANDS, build_parser, import_command, main
 from sinklab.errors import UserError
-from sinklab.run_dir import RunDir
 
 QUICKSTART_CONFIG = 'configs/quickstart.py:softmax'
 
@@ -173,17 +171,6 @@ def test_rows_lists_and_checks_only_the_row_of_config(capsys, tmp_path):
     assert f'{config_file}:misspelt is refused' in capsys.readouterr().err
 
 
-def test_rows_without_named_row_prints_only_one_error_line(capsys, tmp_path):
-    config_file = tmp_path / 'mine.py'
-    config_file.write_text(
-        "from sinklab.configs.table import table\nROWS = {'fine': dict(diff={})}\nget_config = table(ROWS)\n"
-    )
-    assert main(['rows', f'--config={config_file}:absent']) == 1
-    output = capsys.readouterr()
-    assert (output.out, len(output.err.splitlines())) == ('', 1)
-    assert "'absent'" in output.err
-
-
 def test_rows_reports_invalid_rows_as_refused(capsys, tmp_path):
     diffs = {'fine': {}, 'misspelt': {'optimizer.stps': 5}, 'powerless': {'model.attention.power': 2.0}}
     rows = {name: dict(diff=diff, published={}, source='me') for name, diff in diffs.items()}
@@ -325,18 +312,6 @@ def test_missing_or_unknown_command_is_refused(capsys, arguments, word):
 def test_command_summary_is_that_of_its_module_and_does_not_repeat_its_name(command):
     assert import_command(command).__doc__.splitlines()[0] == COMMANDS[command]
     assert not COMMANDS[command].startswith(command)
-
-
-def test_suggested_workdir_is_shell_quoted(capsys, tmp_path):
-    folder = tmp_path / 'my runs'
-    folder.mkdir()
-    (folder / 'letter').write_text('dear')
-    line = get_error_line(capsys, 'train', f'--config={QUICKSTART_CONFIG}', f'--workdir={folder}')
-    assert shlex.split(line.partition('e.g. ')[2]) == [f'--workdir={folder}/run']
-    (folder / 'letter').rename(folder / 'row.json')
-    RunDir(folder).write_json('config', {'seed': 5})
-    line = get_error_line(capsys, 'train', f'--config={QUICKSTART_CONFIG}', f'--workdir={folder}')
-    assert shlex.split(line.partition('e.g. ')[2]) == [f'--workdir={folder}-2']
 
 
 def test_help_does_not_import_jax_or_numpy():

@@ -154,14 +154,6 @@ def test_stream_requires_tokenizer_of_training(finished_run, corpus, tmp_path, t
     assert (code, len(out.splitlines())) == (0, 3)
 
 
-@pytest.mark.slow
-def test_stream_and_sample_reject_damaged_checkpoint(finished_run, tmp_path, text_path, capsys):
-    run_path = shutil.copytree(finished_run[0], tmp_path / 'run')
-    (run_path / 'checkpoints' / '8' / 'state' / 'manifest.ocdbt').write_bytes(b'')
-    for arguments in (['stream', f'--text={text_path}'], ['sample', '--prompt=abc']):
-        assert 'checkpoints/8' in get_error_line(capsys, arguments[0], run_path, *arguments[1:])
-
-
 EXCLUDED_BEGIN = exclude_from_loss(BEGIN)
 
 

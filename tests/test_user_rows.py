@@ -8,7 +8,7 @@ import pytest
 from sinklab.cli import sweep
 from sinklab.cli.config_flags import describe_changes, load_config_module, load_spec
 from sinklab.cli.main import main
-from sinklab.config.seed_list import SEEDS_HELP, parse_seeds
+from sinklab.config.seed_list import parse_seeds
 from sinklab.errors import UserError
 from sinklab.run_dir import RunDir
 
@@ -70,12 +70,6 @@ def test_row_diff_is_equal_in_description_record_and_spec(config_file, row, size
     for path, value in json.loads(json.dumps(record))['diff'].items():
         part, field = path.split('.')
         assert getattr(getattr(spec, part), field) == pytest.approx(value)
-
-
-def test_config_file_is_executed_once(config_file, tmp_path):
-    config_file.write_text(f"{TABLE}\nopen({str(tmp_path / 'runs.txt')!r}, 'a').write('run ')\n")
-    assert main(['rows', f'--config={config_file}', '--size=quickstart']) == 0
-    assert (tmp_path / 'runs.txt').read_text() == 'run '
 
 
 def test_description_of_row_has_overrides(config_file):
@@ -156,8 +150,3 @@ def test_parse_seeds_refuses_invalid_text_in_one_line(text):
     with pytest.raises(UserError, match=rf'^--seeds={re.escape(text)}[: ]') as error:
         parse_seeds(text)
     assert '\n' not in str(error.value)
-
-
-def test_parse_seeds_accepts_examples_of_help_text():
-    examples = re.findall(r"'([\d,]+)'", SEEDS_HELP)
-    assert [parse_seeds(text) for text in ('3', *examples)] == [[0, 1, 2], [0, 2, 5], [2]]

@@ -6,7 +6,6 @@ import signal
 import subprocess
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
-from dataclasses import replace
 from typing import Any
 
 from sinklab.exit_status import STOP_SIGNALS
@@ -84,8 +83,6 @@ def run_sweep(
     Returns:
         The signal that stopped the sweep early; None if no run is left to do or no signal arrived.
     """
-    if jobs > 1:
-        prepare_stores(runs)
     cores = iter(split_cores(jobs))
 
     def run_one(label: str, run: SweepRun) -> None:
@@ -117,19 +114,6 @@ def run_sweep(
             raise
     is_stopped = forwarder.received_signals and any(run.outcome == 'to do' for run in runs)
     return forwarder.received_signals[0] if is_stopped else None
-
-
-def prepare_stores(runs: list[SweepRun]) -> None:
-    """Create the token stores of all runs that are to do, while all cores are free.
-
-    Errors are suppressed, because the runs that need the store report them.
-    """
-    from sinklab.data.run_data import open_corpus
-
-    specs = [run.spec for run in runs if run.outcome == 'to do' and run.spec.data.task == 'text']
-    for data, vocabulary in dict.fromkeys((replace(spec.data, seed=0), spec.model.vocabulary) for spec in specs):
-        with contextlib.suppress(Exception):
-            open_corpus(data, vocabulary)
 
 
 def record_outcome(run: SweepRun, received_signals: list[int], exit_code: int, output: str) -> None:
