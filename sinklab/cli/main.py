@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 import sinklab
-from sinklab.errors import UserError
+from sinklab.errors import UserError, print_status
 
 # The summary of each command. Its module in sinklab.cli is imported when the command is run.
 COMMANDS = {
@@ -158,11 +158,10 @@ def report_error(command: str | None, error: Exception) -> int:
 
     exit_status = classify_error(error)
     if exit_status.trace:
-        print(exit_status.trace, end='', file=sys.stderr)
+        print_status(exit_status.trace.rstrip())
     if exit_status.kind != 'crashed':
         name = f'sinklab {command}' if command else 'sinklab'
-        print(f'{name}: {process_flags.format_exit_status(exit_status)}', file=sys.stderr)
-    sys.stderr.flush()
+        print_status(f'{name}: {process_flags.format_exit_status(exit_status)}')
     limit_shutdown(exit_status.exit_code)
     if isinstance(error, FolderTakenError):
         os._exit(exit_status.exit_code)  # an orderly exit would finish pending writes

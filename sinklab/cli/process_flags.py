@@ -9,7 +9,11 @@ from sinklab.cli.flag_types import positive_float, positive_int
 from sinklab.exit_status import ExitStatus
 from sinklab.storage.folder_lock import DEFAULT_GRACE_SECONDS
 
-RECOVERY_HINTS = {'stopped': '; resume with: {command}', 'lost': '; start the same command again'}
+RECOVERY_HINTS = {
+    'stopped': '; resume with: {command}',
+    'lost': '; start the same command again',
+    'diverged': '; the run has diverged: sinklab checkpoint ls lists what it has saved',
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

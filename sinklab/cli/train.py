@@ -24,7 +24,6 @@ from sinklab.cli import config_flags, hardware_flags, hf, process_flags
 from sinklab.config.differences import flatten_dict
 from sinklab.config.spec import Hardware, Spec, WarmStartTakes
 from sinklab.errors import UserError
-from sinklab.exit_status import ExitStatus
 from sinklab.process_group import (
     ProcessGroup,
     broadcast_from_primary,
@@ -34,7 +33,7 @@ from sinklab.process_group import (
     run_on_all_or_raise,
 )
 from sinklab.run_dir import RunDir
-from sinklab.run_ref import MODEL_PREFIXES, format_run_ref, parse_run_ref, read_spec, select_steps
+from sinklab.run_ref import MODEL_PREFIXES, format_run_ref, parse_run_ref, read_spec
 from sinklab.storage.paths import join_path, make_absolute, resolve_path
 
 
@@ -104,22 +103,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, extra_args: list[str]) -> int:
-    group = join_processes(args.coordinator, args.processes, args.process, args.join_timeout)
-    exit_code = run_training(args, extra_args, group).exit_code
-    limit_shutdown(exit_code)
-    return exit_code
-
-
-def run_training(args: argparse.Namespace, extra_args: list[str], group: ProcessGroup) -> ExitStatus:
-    """Train a run as one process of a group.
-
-    Args:
-        args: The parsed arguments.
-        extra_args: Overrides --config.PATH=VALUE.
-        group: The processes of the run.
-
-    Returns:
-        The exit status, on which all processes agree.
+    """Train a run as one process of a group; `sinklab.cli.main` reports the errors that end it.
 
     Raises:
         UserError: The arguments are invalid on any process, or differ between processes.
@@ -127,15 +111,15 @@ def run_training(args: argparse.Namespace, extra_args: list[str], group: Process
     from sinklab.cli import terminal
     from sinklab.cli.progress import MessageCallback, ProgressCallback, ProgressDisplay
     from sinklab.train import loop
-    from sinklab.train.run_outcome import DivergedError, ReplicaMismatchError, StoppedBySignal, classify_error
 
+    group = join_processes(args.coordinator, args.processes, args.process, args.join_timeout)
     request = run_on_all_or_raise(group, lambda: prepare_run(args, extra_args, group))
     run_dir, row = request.run_dir, request.row
     check_equal_on_all(group, collect_shared_settings(request.spec, request.layout, request.parent))
     parent_step = broadcast_from_primary(group, lambda: request.parent_step)
     warm_start = run_on_all_or_raise(group, lambda: load_warm_start(request.parent, parent_step))
     with contextlib.ExitStack() as stack:
-        callbacks, records = [], []
+        callbacks = []
         if group.process_index == 0 and args.quiet:
             callbacks = [MessageCallback()]
         elif group.process_index == 0:
@@ -143,37 +127,25 @@ def run_training(args: argparse.Namespace, extra_args: list[str], group: Process
             callbacks = [ProgressCallback(display, row['row'] or row['config'], request.spec, request.description)]
         if callbacks:
             callbacks += make_callbacks(args, request, callbacks[0].on_message)
+        records = loop.train(
+            request.spec,
+            request.layout,
+            run_dir,
+            row,
+            *callbacks,
+            group=group,
+            origin=warm_start,
+            grace_seconds=args.grace,
+            step_timeout=args.step_timeout,
+        )
+    if group.process_index == 0 and not args.quiet:
         try:
-            records = loop.train(
-                request.spec,
-                request.layout,
-                run_dir,
-                row,
-                *callbacks,
-                group=group,
-                origin=warm_start,
-                grace_seconds=args.grace,
-                step_timeout=args.step_timeout,
-            )
-            exit_status = ExitStatus('done')
-        except DivergedError as error:
-            step = digests.find_newest_step(run_dir)
-            checkpoint = (
-                'no checkpoint was saved' if step is None else f'the last good checkpoint is {run_dir}@{step}'
-            )
-            message = f'{error}: the run has diverged; {checkpoint}'
-            exit_status = dataclasses.replace(classify_error(error), message=message)
-        except (ReplicaMismatchError, StoppedBySignal) as error:
-            exit_status = classify_error(error)
-    try:
-        if exit_status.exit_code:
-            print(f'sinklab train: {process_flags.format_exit_status(exit_status)}', file=sys.stderr, flush=True)
-        elif group.process_index == 0 and not args.quiet:
             print_results(run_dir, row, records)
             sys.stdout.flush()
-    except OSError:
-        terminal.discard_stdout()
-    return exit_status
+        except OSError:
+            terminal.discard_stdout()
+    limit_shutdown(0)
+    return 0
 
 
 def prepare_run(args: argparse.Namespace, extra_args: list[str], group: ProcessGroup) -> RunRequest:
@@ -261,21 +233,11 @@ def choose_step(flag: WarmStartFlag, child_dir: RunDir) -> int:
     Raises:
         UserError: The parent is no run, is the child itself, or lacks the step; or the child is another run.
     """
-    parent_dir = flag.run_dir
-    if resolve_path(parent_dir.path) == resolve_path(child_dir.path):
+    if resolve_path(flag.run_dir.path) == resolve_path(child_dir.path):
         raise UserError(f'--from={flag.flag_text} is also the --workdir; give a new folder')
     if child_dir.has_run():
         return get_recorded_step(flag, child_dir)
-    if not parent_dir.has_run():
-        raise UserError(
-            f'--from={flag.flag_text}: {parent_dir} contains no run; give a run folder, and a step: '
-            f'--from={format_run_ref(flag.takes, "RUN", "STEP")}'
-        )
-    steps = select_steps(parent_dir, flag.step)
-    newest_step = digests.find_newest_step(
-        parent_dir
-    )  # the last of `steps` may still be in the process of being saved
-    return steps[-1] if flag.step is not None or newest_step is None else newest_step
+    return digests.select_checkpoint(flag.run_dir, flag.step)
 
 
 def get_recorded_step(flag: WarmStartFlag, child_dir: RunDir) -> int:
@@ -311,18 +273,15 @@ def load_warm_start(flag: WarmStartFlag | None, step: int | None) -> Any:
 
 def make_callbacks(args: argparse.Namespace, request: RunRequest, print_message: Any) -> list:
     """Make the requested callbacks of the training loop: TensorBoard, Weights & Biases and the profiler."""
-    from sinklab.train import callbacks as callbacks_module
-    from sinklab.train.callbacks import BestEffortCallback
+    from sinklab.train.callbacks import BestEffortCallback, ProfilerCallback, TensorBoardCallback, WandbCallback
 
     callbacks = []
     if args.tensorboard:
-        tensorboard = callbacks_module.TensorBoardCallback(request.run_dir)
-        callbacks.append(BestEffortCallback(tensorboard, 'TensorBoard', print_message))
+        callbacks.append(BestEffortCallback(TensorBoardCallback(request.run_dir), 'TensorBoard', print_message))
     if args.wandb:
-        wandb = callbacks_module.WandbCallback(request.run_dir)
-        callbacks.append(BestEffortCallback(wandb, 'Weights & Biases', print_message))
+        callbacks.append(BestEffortCallback(WandbCallback(request.run_dir), 'Weights & Biases', print_message))
     if request.profile_steps:
-        callbacks.append(callbacks_module.ProfilerCallback(request.run_dir, request.profile_steps, print_message))
+        callbacks.append(ProfilerCallback(request.run_dir, request.profile_steps, print_message))
     return callbacks
 
 
