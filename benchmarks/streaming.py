@@ -47,7 +47,7 @@ def load_model(args: argparse.Namespace) -> tuple[Spec, dict]:
     if args.run:
         checkpoint = load_checkpoint(args.run)
         model = dataclasses.replace(checkpoint.spec.model, dtype=args.dtype)
-        return dataclasses.replace(checkpoint.spec, model=model), checkpoint.load_parameters()
+        return dataclasses.replace(checkpoint.spec, model=model), checkpoint.params
     config = quickstart.get_config('softmax', args.size)
     config.model.dtype = args.dtype
     spec = parse_config(config.to_dict())

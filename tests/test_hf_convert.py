@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -339,11 +340,11 @@ def test_export_with_different_results_leaves_no_files(run, tmp_path, capsys, mo
 
 
 def test_export_rejects_another_tokenizer(run, tokenizer, tmp_path, capsys):
-    (tmp_path / 'other.json').write_text(tokenizer.replace('"a"', '"b"'))
-    arguments = ['export', run, f'--out={tmp_path}/out', f'--tokenizer={tmp_path}/other.json']
-    code, _, err = run_checkpoint_command(capsys, *arguments)
+    run_path = shutil.copytree(run, tmp_path / 'run')
+    (run_path / 'tokenizer.json').write_text(tokenizer.replace('"a"', '"b"'))
+    code, _, err = run_checkpoint_command(capsys, 'export', run_path, f'--out={tmp_path}/out')
     assert (code, len(err.splitlines())) == (1, 1)
-    assert f'{tmp_path}/other.json' in err
+    assert f'{run_path}/tokenizer.json' in err
 
 
 def test_export_without_torch_names_extra_and_writes_nothing(run, tmp_path, capsys, monkeypatch):

@@ -32,7 +32,6 @@ def add_export_arguments(parser: argparse.ArgumentParser) -> None:
         metavar='N',
         help='maximum number of tokens of the model (default: length of a training window)',
     )
-    parser.add_argument('--tokenizer', metavar='FILE', help='tokenizer.json of the run, if it has moved')
 
 
 def add_import_arguments(parser: argparse.ArgumentParser) -> None:
@@ -61,7 +60,7 @@ def export_model(args: argparse.Namespace) -> int:
     run_dir, step = resolve_checkpoint(args.run)
     spec, out = read_spec(run_dir), parse_path(args.out)
     hf_config = convert.check_export(spec, out, args.length)
-    tokenizer = find_run_tokenizer(run_dir, step, spec, args.tokenizer)
+    tokenizer = find_run_tokenizer(run_dir, step, spec)
     params = checkpointer.restore_parameters(run_dir.path, step)
     parity_text = convert.export_model(spec, params, hf_config, tokenizer, make_absolute(out), args.dtype)
     num_parameters, path = sum(leaf.size for leaf in jax.tree.leaves(params)), run_dir.checkpoint_dir / str(step)

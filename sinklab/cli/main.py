@@ -32,7 +32,6 @@ COMMANDS = {
     '(StreamingLLM, Table 3).',
     'sample': 'Generate text with a run or an open model, from a prompt, with a KV cache of x first and y recent '
     'tokens.',
-    'doctor': 'Show the versions, devices and missing extras of this installation.',
 }
 EPILOG = """example:
   sinklab rows --config=configs/quickstart.py
