@@ -162,28 +162,23 @@ def apply_overrides(config: Any, override_args: list[str]) -> dict[str, str]:
     Raises:
         UserError: Overrides are invalid; the message lists all of them.
     """
-    overrides, field_types, errors = dict(map(parse_override, override_args)), get_field_types(), []
+    from sinklab.configs.table import find_closest_name
+
+    overrides = dict(map(parse_override, override_args))
+    field_types = get_field_types()
+    errors = []
     for path, text in overrides.items():
         try:
             if path not in field_types:
-                raise UserError(format_unknown_field(path))
+                closest = find_closest_name(path, field_types)
+                suggestion = closest and f'config.{closest}'
+                raise UserError(format_unknown_name(f'config.{path}', path, field_types, suggestion=suggestion))
             value = parse_value(f'config.{path}', text, field_types[path], from_text=True)
             config.update_from_flattened_dict({path: value})
         except UserError as error:
             errors.append(str(error))
     raise_errors(errors)
     return overrides
-
-
-def format_unknown_field(path: str) -> str:
-    """Format the message about an unknown field: the closest one, and the fields of its section."""
-    from sinklab.configs.table import find_closest_name
-
-    fields, closest = get_field_types(), find_closest_name(path, get_field_types())
-    if section_fields := [field for field in fields if field.startswith(f'{path}.')]:
-        return f'config.{path} is a section; set one of its fields: {", ".join(section_fields)}'
-    allowed = [field for field in fields if field.rpartition('.')[0] == path.rpartition('.')[0]] or fields
-    return format_unknown_name(f'config.{path}', path, allowed, suggestion=closest and f'config.{closest}')
 
 
 def build_config(module: Any, config_path: str, size: str | None) -> Any:

@@ -11,7 +11,7 @@ import math
 import threading
 import time
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from sinklab.cli import terminal
 from sinklab.config.spec import Spec
@@ -76,10 +76,10 @@ class ProgressDisplay:
         self.console, self.suppressed_errors = console, suppressed_errors
         self.is_live = terminal.is_live(console)
         self.bars = Progress(
-            terminal.make_progress_column('{task.description}'),
+            TextColumn('{task.description}', markup=False),
             BarColumn(bar_width=16),
             MofNCompleteColumn(),
-            terminal.make_progress_column('{task.fields[text]}'),
+            TextColumn('{task.fields[text]}', markup=False),
             TimeRemainingColumn(compact=True),
             console=console,
             transient=True,
