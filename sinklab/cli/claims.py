@@ -179,9 +179,13 @@ def train_claim_runs(args: argparse.Namespace, extra_args: list[str], claims: di
     return sweep.report_failures('claims', runs, stop_signal)
 
 
-def get_published_numbers(row: str) -> dict[str, float]:
-    file, name = config_flags.split_config_path(get_config_path(row))
-    return config_flags.load_config_module(file).ROWS[name].get('published', {})
+def collect_published_numbers(claims: dict) -> dict[str, dict]:
+    """Return {row: its published numbers} for all rows that the claims read."""
+    published = {}
+    for row in {reading.row for claim in claims.values() for reading in claim.readings}:
+        file, name = config_flags.split_config_path(get_config_path(row))
+        published[row] = config_flags.load_config_module(file).ROWS[name].get('published', {})
+    return published
 
 
 def find_runs(rows: Iterable[str], claims_data: dict) -> dict[str, dict]:
@@ -202,8 +206,7 @@ def compute_verdicts(claims: dict, claims_data: dict) -> list[dict]:
     from sinklab.report import claims as report
 
     rows = {reading.row for claim in claims.values() for reading in claim.readings}
-    published = {row: get_published_numbers(row) for row in rows}
-    return report.make_claims_table(claims, find_runs(rows, claims_data), published)
+    return report.make_claims_table(claims, find_runs(rows, claims_data), collect_published_numbers(claims))
 
 
 def print_verdicts(args: argparse.Namespace, verdicts: list[dict], size: str) -> None:
