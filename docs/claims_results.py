@@ -44,9 +44,18 @@ OPEN_MODEL_STATEMENTS = {
 README_CLAIMS = 'sigmoid_apple', 'column_k', 'rate_lower', 'column_v', 'batch_small'  # against softmax
 
 
+def read_results(size: str) -> dict:
+    return results.read_results(RESULTS_DIR / RESULT_FILES[size])
+
+
 @functools.cache
 def load_results(size: str) -> dict:
-    return results.read_results(RESULTS_DIR / RESULT_FILES[size])
+    """Return the content of claims.json of a size, with the runs of all rows that claims and pages read."""
+    claims_data = read_results(size)
+    claims = [claim for table in CLAIM_TABLES for claim in load_claims(table, size).values()]
+    rows = {reading.row for claim in claims for reading in claim.readings}
+    rows |= {f'model_size:{row}' for row in model_size.ROWS}
+    return claims_data | dict(runs=claims_data['runs'] | claims_command.find_runs(rows, claims_data))
 
 
 @functools.cache
@@ -60,7 +69,7 @@ def load_verdicts(table: str) -> dict[str, dict[str, dict]]:
     return {
         size: {
             entry['claim']: entry
-            for entry in claims_command.compute_verdicts(load_claims(table, size), load_results(size))
+            for entry in claims_command.compute_verdicts(load_claims(table, size), read_results(size))
         }
         for size in RESULT_FILES
     }
@@ -80,7 +89,7 @@ def find_discussions() -> dict[str, str]:
 
 def list_values(claims_data: dict, row: str, metric: str) -> list[float]:
     """List the values of a metric at the end of all runs of a row, in the order of the seeds."""
-    runs = results.expand_same_rows(claims_data).get(row, {})
+    runs = claims_data['runs'].get(row, {})
     return [runs[seed]['end'][metric] for seed in sorted(runs, key=int) if metric in runs[seed]['end']]
 
 

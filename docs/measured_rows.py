@@ -38,7 +38,7 @@ def load_specs() -> dict[str, Spec]:
 @functools.cache
 def find_measured_rows() -> dict[str, str]:
     """Return {row: a measured row with the same config at the size of our results}."""
-    return results.find_equal_rows(load_results(), load_specs())
+    return results.find_measured_rows(load_results(), load_specs())
 
 
 def find_our_runs(row: str) -> dict[str, dict] | None:

@@ -348,8 +348,12 @@ def build_rows_page() -> str:
         f'([Sizes](config.md#sizes)). Ours are means and standard deviations over seeds at size `{size}`, with '
         '200,000 parameters. [Tables of the paper](../paper/tables.md) says which rows belong to which table.\n\n'
     )
-    tables = {file: config_flags.load_rows(file) for file in config_flags.list_config_files()}
-    for file, file_rows in tables.items():
+    for file in config_flags.list_config_files():
+        module = config_flags.load_config_module(file)
+        file_rows = {
+            name: config_flags.load_spec(f'{file}:{name}', [], None, module)[1]
+            for name in getattr(module, 'ROWS', {})
+        }
         if not file_rows:
             continue
         lines = (
@@ -364,7 +368,7 @@ def build_rows_page() -> str:
             ]
             for name, row in file_rows.items()
         )
-        title = config_flags.load_config_module(file).__doc__.partition('\n')[0]
+        title = module.__doc__.partition('\n')[0]
         markdown += f'## `{file}` {{ #{make_file_slug(file)} }}\n\n{escape_markdown_text(title)}\n\n'
         markdown += format_table(['row', 'changes', 'published', 'ours', 'source and notes'], lines)
     return markdown

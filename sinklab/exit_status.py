@@ -32,8 +32,3 @@ def make_crash(error: BaseException, kind: Literal['crashed', 'lost'] = 'crashed
     """Make the exit status of an unexpected exception, with its traceback."""
     message = ' '.join(traceback.format_exception_only(error)[-1].split())
     return ExitStatus(kind, message, ''.join(traceback.format_exception(error)))
-
-
-def make_immediate_stop(signal_number: int) -> ExitStatus:
-    message = 'stopped at once; what was saved before is intact'
-    return ExitStatus('stopped', message, signal_number=signal_number)

@@ -15,14 +15,7 @@ def read_cpu_info() -> dict[str, str]:
 
 
 def get_processor_name() -> str:
-    """Return the name of the processor, with its family and model where Linux tells them."""
-    cpu_info = read_cpu_info()
-    if 'model name' not in cpu_info:
-        return platform.processor() or platform.machine()
-    numbers = [
-        f'{name.removeprefix("cpu ")} {cpu_info[name]}' for name in ('cpu family', 'model') if name in cpu_info
-    ]
-    return f'{cpu_info["model name"]} ({", ".join(numbers)})' if numbers else cpu_info['model name']
+    return read_cpu_info().get('model name') or platform.processor() or platform.machine()
 
 
 def make_processor_key() -> str:

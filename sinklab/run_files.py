@@ -97,7 +97,6 @@ class Claims(Struct):
 
     size: str | None
     overrides: dict[str, str]
-    same: dict[str, str]
     configs: dict[str, dict[str, Any]]
     runs: dict[str, dict[SeedText, RunMeasurement]]
 

@@ -1,6 +1,5 @@
 """References to runs, checkpoints and open models, as commands take them."""
 
-import re
 import shlex
 
 from sinklab.config.spec import Spec
@@ -92,19 +91,14 @@ def make_missing_run_error(run_ref: str, accepts_hf_models: bool = False) -> Use
         run_ref: What the user gave: a path, hf:PATH_OR_ID or gguf:PATH.
         accepts_hf_models: Whether the command also takes hf:PATH_OR_ID and gguf:PATH.
     """
-    model_ref = None
-    if run_ref.startswith(MODEL_PREFIXES):
-        model_ref = run_ref
-    elif run_ref.endswith('.gguf'):
-        model_ref = GGUF_PREFIX + run_ref
-    elif is_hf_model(RunDir(run_ref)) or (accepts_hf_models and re.fullmatch(r'[\w-]+/[\w.-]+', run_ref)):
-        model_ref = HF_PREFIX + run_ref
-    if model_ref and not accepts_hf_models:
-        command = shlex.join(['sinklab', 'checkpoint', 'import', model_ref, '--out=runs/imported'])
-        return UserError(f'{run_ref} is an open model, and a run is needed; make one with {command}')
     problem = 'contains no run' if RunDir(run_ref).path.exists() else 'does not exist'
-    open_model = f', or {shlex.quote(model_ref or "hf:PATH_OR_ID")} for an open model' if accepts_hf_models else ''
-    return UserError(f'{run_ref} {problem}; give the folder of a run{open_model}')
+    if accepts_hf_models:
+        return UserError(f'{run_ref} {problem}; give the folder of a run, or hf:PATH_OR_ID or gguf:PATH')
+    if run_ref.startswith(MODEL_PREFIXES) or is_hf_model(RunDir(run_ref)):
+        model_ref = run_ref if run_ref.startswith(MODEL_PREFIXES) else HF_PREFIX + run_ref
+        import_command = shlex.join(['sinklab', 'checkpoint', 'import', model_ref, '--out=runs/imported'])
+        return UserError(f'{run_ref} is an open model, and a run is needed; make one with {import_command}')
+    return UserError(f'{run_ref} {problem}; give the folder of a run')
 
 
 def is_hf_model(run_dir: RunDir) -> bool:

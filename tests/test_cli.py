@@ -4,18 +4,15 @@ import argparse
 import contextlib
 import json
 import re
-import shlex
 import subprocess
 import sys
 
-import jax
 import numpy as np
 import pytest
 
 from sinklab.cli.config_flags import load_spec
 from sinklab.cli.main import COMMANDS, build_parser, import_command, main
 from sinklab.errors import UserError
-from sinklab.run_dir import RunDir
 
 QUICKSTART_CONFIG = 'configs/quickstart.py:softmax'
 
@@ -173,17 +170,6 @@ def test_rows_lists_and_checks_only_the_row_of_config(capsys, tmp_path):
     assert f'{config_file}:misspelt is refused' in capsys.readouterr().err
 
 
-def test_rows_without_named_row_prints_only_one_error_line(capsys, tmp_path):
-    config_file = tmp_path / 'mine.py'
-    config_file.write_text(
-        "from sinklab.configs.table import table\nROWS = {'fine': dict(diff={})}\nget_config = table(ROWS)\n"
-    )
-    assert main(['rows', f'--config={config_file}:absent']) == 1
-    output = capsys.readouterr()
-    assert (output.out, len(output.err.splitlines())) == ('', 1)
-    assert "'absent'" in output.err
-
-
 def test_rows_reports_invalid_rows_as_refused(capsys, tmp_path):
     diffs = {'fine': {}, 'misspelt': {'optimizer.stps': 5}, 'powerless': {'model.attention.power': 2.0}}
     rows = {name: dict(diff=diff, published={}, source='me') for name, diff in diffs.items()}
@@ -249,23 +235,15 @@ def read_scalars(folder):
 
 
 @pytest.mark.slow
-def test_divergence_exits_with_3_and_names_last_checkpoint(capsys, tmp_path, config):
+def test_divergence_exits_with_3_in_one_line(capsys, tmp_path, config):
     overrides = ['--config.optimizer.peak_learning_rate=1e30', '--config.checkpoint.every_steps=1']
     assert main(['train', f'--config={config}', f'--workdir={tmp_path}/run', *overrides]) == 3
-    assert f'{tmp_path}/run@' in capsys.readouterr().err
+    assert 'diverged' in capsys.readouterr().err.splitlines()[-1]
 
 
 @pytest.mark.parametrize('arguments', [['report', '/nowhere'], ['report', 'configs']])
 def test_report_refuses_folder_without_run(capsys, arguments):
     assert arguments[1] in get_error_line(capsys, *arguments)
-
-
-@pytest.mark.slow
-def test_doctor_lists_versions_and_devices(capsys):
-    assert main(['doctor', '--json']) == 0
-    report = json.loads(capsys.readouterr().out)
-    assert report['versions']['jax'] == jax.__version__
-    assert set(report['devices']) == {'cpu'}
 
 
 @pytest.mark.parametrize('command', COMMANDS)
@@ -316,7 +294,7 @@ def test_all_invalid_overrides_are_listed_in_one_line(capsys, tmp_path):
     assert [text for text in ('3 faults', 'stps', "layers is 'many'", 'lenght') if text not in line] == []
 
 
-@pytest.mark.parametrize(('arguments', 'word'), [([], 'VERB'), (['rpeort', 'runs'], 'report?')])
+@pytest.mark.parametrize(('arguments', 'word'), [([], 'VERB'), (['rpeort', 'runs'], 'report')])
 def test_missing_or_unknown_command_is_refused(capsys, arguments, word):
     assert word in get_error_line(capsys, *arguments)
 
@@ -325,18 +303,6 @@ def test_missing_or_unknown_command_is_refused(capsys, arguments, word):
 def test_command_summary_is_that_of_its_module_and_does_not_repeat_its_name(command):
     assert import_command(command).__doc__.splitlines()[0] == COMMANDS[command]
     assert not COMMANDS[command].startswith(command)
-
-
-def test_suggested_workdir_is_shell_quoted(capsys, tmp_path):
-    folder = tmp_path / 'my runs'
-    folder.mkdir()
-    (folder / 'letter').write_text('dear')
-    line = get_error_line(capsys, 'train', f'--config={QUICKSTART_CONFIG}', f'--workdir={folder}')
-    assert shlex.split(line.partition('e.g. ')[2]) == [f'--workdir={folder}/run']
-    (folder / 'letter').rename(folder / 'row.json')
-    RunDir(folder).write_json('config', {'seed': 5})
-    line = get_error_line(capsys, 'train', f'--config={QUICKSTART_CONFIG}', f'--workdir={folder}')
-    assert shlex.split(line.partition('e.g. ')[2]) == [f'--workdir={folder}-2']
 
 
 def test_help_does_not_import_jax_or_numpy():
@@ -380,6 +346,6 @@ def test_unknown_flag_check_accepts_values_that_begin_with_dashes(options, promp
     assert build_parser().parse_known_args(arguments)[0].prompt == prompt
 
 
-@pytest.mark.parametrize('arguments', [['measure', 'run', '--config.seed=3'], ['doctor', 'now']])
+@pytest.mark.parametrize('arguments', [['measure', 'run', '--config.seed=3'], ['tail', 'run', 'now']])
 def test_commands_without_overrides_refuse_them(capsys, arguments):
     assert arguments[-1] in get_error_line(capsys, *arguments)

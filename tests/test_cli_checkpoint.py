@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from conftest import make_tiny_spec
-from orbax.checkpoint import v1 as ocp
 
 from sinklab.checkpoint.checkpointer import Checkpointer
 from sinklab.cli.main import main
@@ -73,25 +72,6 @@ def test_verify_names_corrupt_file_and_exits_with_1(damaged_run, run, capsys):
     assert run_checkpoint_command(capsys, 'verify', f'{damaged_run}@2')[0] == 0
 
 
-def test_restore_params_writes_parameters_in_requested_dtype(run, tmp_path, capsys):
-    code, out, _ = run_checkpoint_command(
-        capsys, 'restore-params', f'{run}@2', f'--out={tmp_path}/params', '--dtype=bfloat16'
-    )
-    assert code == 0
-    assert all(value in out for value in (f'{tmp_path}/params', ' 15 ', f'{run}/checkpoints/2'))
-    assert len(out.splitlines()) == 1
-    params = ocp.load(tmp_path / 'params')
-    np.testing.assert_array_equal(params['layer']['w'], (VALUES * 2).astype(jnp.bfloat16))
-    np.testing.assert_array_equal(params['layer']['ids'], np.arange(3))
-
-
-def test_restore_params_rejects_corrupt_step_and_accepts_valid_step(damaged_run, tmp_path, capsys):
-    code, _, err = run_checkpoint_command(capsys, 'restore-params', damaged_run, f'--out={tmp_path}/params')
-    assert code == 1
-    assert 'checkpoints/4 ' in err
-    assert 'state/manifest.ocdbt' in err
-    assert not (tmp_path / 'params').exists()
-    assert run_checkpoint_command(capsys, 'restore-params', f'{damaged_run}@2', f'--out={tmp_path}/params')[0] == 0
 
 
 @pytest.mark.parametrize(
@@ -100,7 +80,6 @@ def test_restore_params_rejects_corrupt_step_and_accepts_valid_step(damaged_run,
         (['ls', '{run}@3'], 'has no checkpoint 3; it has: 2, 4'),
         (['verify', '{run}/checkpoints'], 'contains no run; give the folder of a run'),
         (['ls', '{run}', '--fast'], '--fast is unknown; see sinklab checkpoint ls --help'),
-        (['restore-params', '{run}', '--out={run}'], 'already exists; give a new folder'),
     ],
 )
 def test_invalid_arguments_are_rejected_with_one_line(run, capsys, arguments, message):

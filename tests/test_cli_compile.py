@@ -80,7 +80,6 @@ def test_step_scatters_gradients_per_micro_batch_and_reduces_over_data_once():
         (['--topology=v5p:2x2'], 'v5p:4x4x4'),
         (['--topology=v5e:3x7'], 'v5e:3x7'),
         (['--topology=v5e:2x2', '--fsdp=3'], '--fsdp=3'),
-        (['--topology=v5e:2x2', '--programs=all'], 'all'),
         (['--topology=v5e:2x2', '--remat=auto,ffn'], 'auto,ffn'),
         (['--topology=v5e:2x2', '--attention=gpu'], 'gpu'),
     ],

@@ -6,11 +6,10 @@ import subprocess
 import sys
 
 import pytest
-from conftest import make_tiny_spec
 
 from sinklab.run_dir import RunDir
 from sinklab.sweep import run as sweep
-from sinklab.sweep.plan import SweepRun, get_run_dir_name
+from sinklab.sweep.plan import get_run_dir_name
 
 CLOCK_METRICS = ('seconds', 'speed/tokens_per_second', 'speed/mfu')
 TABLE = """
@@ -112,19 +111,6 @@ def test_split_cores_partitions_all_cores_among_jobs(monkeypatch):
     assert sweep.split_cores(2) == [[0, 3, 7], [2, 5]]
     assert sweep.split_cores(5) == [[0], [2], [3], [5], [7]]
     assert sweep.split_cores(6) == [[0], [2], [3], [5], [7], [0]]
-
-
-def test_prepare_stores_prepares_each_text_once(monkeypatch, capsys, corpus, tmp_path):
-    """An invalid source is left to its runs, which report it."""
-    monkeypatch.setenv('SINKLAB_CACHE', str(tmp_path / 'cache'))
-    runs = []
-    for source in (corpus, f'text:{tmp_path}/none.txt'):
-        for seed in (0, 1):
-            spec = make_tiny_spec(data__source=source, seed=seed, data__seed=seed)
-            runs.append(SweepRun('softmax', seed, RunDir(tmp_path / 'run'), None, spec))
-    sweep.prepare_stores(runs)
-    assert [line.partition(' in ')[0] for line in capsys.readouterr().err.splitlines()] == [f'preparing {corpus}']
-    assert len([*(tmp_path / 'cache' / 'stores').glob('*/meta.json')]) == 1
 
 
 def test_run_dir_name_includes_table_of_row():

@@ -2,7 +2,6 @@
 
 import glob
 import html
-import json
 import re
 import warnings
 
@@ -15,7 +14,6 @@ from synthetic_runs import write_run
 
 from sinklab import escape
 from sinklab.cli import progress, report, terminal
-from sinklab.cli.main import main
 from sinklab.report import figures, page, run_groups, runs, summary_table
 from sinklab.sweep import plan
 
@@ -56,15 +54,6 @@ def read_first_column(text):
 def test_report_shows_names_as_they_are(named_runs, capsys):
     report.print_runs(summary_table.make_run_table(named_runs))
     assert {*NAMES} <= {*read_first_column(capsys.readouterr().out)}
-
-
-def test_report_skips_run_with_non_string_row_name(tmp_path, capsys):
-    """Use a row.json that was edited, because a config file always yields a string."""
-    damaged_run, valid_run = write_run(tmp_path / 'damaged', 5), write_run(tmp_path / 'sound', '5')
-    assert main(['report', damaged_run, valid_run, '--json', f'--out={tmp_path}/out']) == 0
-    output = capsys.readouterr()
-    assert [row['run'] for row in json.loads(output.out)] == ['5']
-    assert f'{damaged_run}/row.json' in output.err
 
 
 def test_table_heading_and_progress_show_names_as_they_are(capsys):

@@ -35,12 +35,11 @@ def tasks_dir(tmp_path_factory):
     return write_tasks(tmp_path_factory.mktemp('tasks'))
 
 
-def test_evaluate_matches_directly_computed_task_metrics(finished_run, tasks_dir, capsys, tmp_path):
+def test_evaluate_matches_directly_computed_task_metrics(finished_run, tasks_dir, capsys):
     path, _ = finished_run
-    model, file, flags = RunModel(RunDir(path), 8), tmp_path / 'found.json', [f'--include={tasks_dir}']
-    assert main(['evaluate', str(path), f'--tasks={",".join(TASKS)}', *flags, '--json', f'--out={file}']) == 0
+    model = RunModel(RunDir(path), 8)
+    assert main(['evaluate', str(path), f'--tasks={",".join(TASKS)}', f'--include={tasks_dir}', '--json']) == 0
     result = json.loads(capsys.readouterr().out)
-    assert result == json.loads(file.read_text())
     assert result['digest'] == model.digest
     is_correct = []
     for item in QUESTIONS:

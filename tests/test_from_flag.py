@@ -95,16 +95,16 @@ def make_run_folder(path, *steps, lineage=None):
 @pytest.mark.parametrize(
     ('from_flag', 'pattern'),
     [
-        ('nothing@4', 'contains no run; give a run folder'),
+        ('nothing@4', 'nothing does not exist; give the folder of a run'),
         ('empty', 'has no checkpoints; give'),
         ('run@5', 'has no checkpoint 5; it has: 2, 4'),
         ('child', 'is also the --workdir'),
         ('child/../child@4', 'is also the --workdir'),
         ('params:', r'--from=params: names no run; give --from=params:RUN@STEP'),
-        ('params:nothing@4', r'nothing contains no run; give a run folder, and a step: --from=params:RUN@STEP'),
+        ('params:nothing@4', 'nothing does not exist; give the folder of a run'),
         ('params:run@5', 'has no checkpoint 5; it has: 2, 4'),
         ('params:child', r'--from=params:child is also the --workdir'),
-        ('parms:run@4', 'parms:run contains no run'),
+        ('parms:run@4', 'parms:run does not exist'),
     ],
 )
 def test_resolve_parent_refuses_invalid_checkpoint(tmp_path, monkeypatch, from_flag, pattern):

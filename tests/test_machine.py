@@ -29,13 +29,13 @@ def write_cpu_info(monkeypatch):
 @pytest.mark.parametrize(
     ('cpu_info', 'name'),
     [
-        (INTEL, 'Intel(R) Xeon(R) Processor (family 6, model 207)'),
+        (INTEL, 'Intel(R) Xeon(R) Processor'),
         ('model name\t: AMD EPYC\n', 'AMD EPYC'),
         (ARM, 'arm'),
         (None, 'arm'),
     ],
 )
-def test_processor_name_has_family_and_model_if_cpuinfo_has_them(write_cpu_info, monkeypatch, cpu_info, name):
+def test_processor_name_is_that_of_cpuinfo(write_cpu_info, monkeypatch, cpu_info, name):
     monkeypatch.setattr(platform, 'processor', lambda: 'arm')
     write_cpu_info(cpu_info)
     assert machine.get_processor_name() == name

@@ -307,7 +307,6 @@ def test_open_model_folder_without_hf_prefix_is_rejected(model_dir, capsys, argu
         ['measure', '--all'],
         ['checkpoint', 'ls'],
         ['checkpoint', 'verify'],
-        ['checkpoint', 'restore-params', '--out=new'],
     ],
     ids=' '.join,
 )

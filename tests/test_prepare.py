@@ -126,21 +126,17 @@ def test_folder_with_other_content_is_refused(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ('num_documents', 'size', 'length'), [(400, 'small', 256), (200, 'quickstart', 64), (60, 'smoke', 16)]
-)
-def test_prepare_prints_command_and_windows_of_largest_size_that_fits(tmp_path, capsys, num_documents, size, length):
-    source, out = write_source(tmp_path / 'a.jsonl', make_texts(num_documents, max_words=300)), f'{tmp_path}/store'
+def test_prepare_prints_overrides_of_training_and_windows_of_given_length(tmp_path, capsys):
+    source, out = write_source(tmp_path / 'a.jsonl', make_texts(200, max_words=300)), f'{tmp_path}/store'
     assert main(['prepare', f'--source={source}', f'--out={out}', '--vocabulary=512', '--held_out=0.3']) == 0
-    [command] = [line for line in capsys.readouterr().out.splitlines() if 'sinklab train' in line]
-    for option in (f'--size={size}', f'--config.data.source=store:{out}', '--config.data.held_out=0.3'):
-        assert f' {option} ' in command
-    for options, expected_length in (([], length), (['--length=8', '--batch_size=4'], 8)):
-        assert main(['prepare', '--check', out, '--json', *options]) == 0
-        report = json.loads(capsys.readouterr().out)
-        num_windows = len(Store(out).get_tokens('train', '')) // (expected_length + 1)
-        assert (report['length'], report['windows']['train']['']) == (expected_length, num_windows)
-        assert report['batches'] == num_windows // report['batch_size']
+    line = capsys.readouterr().out.splitlines()[-1]
+    for option in (f'data.source=store:{out}', 'data.held_out=0.3', 'model.vocabulary=512'):
+        assert f' --config.{option}' in line
+    assert main(['prepare', '--check', out, '--json', '--length=8', '--batch_size=4']) == 0
+    report = json.loads(capsys.readouterr().out)
+    num_windows = len(Store(out).get_tokens('train', '')) // (8 + 1)
+    assert (report['length'], report['windows']['train']['']) == (8, num_windows)
+    assert report['batches'] == num_windows // 4
 
 
 @pytest.mark.parametrize(

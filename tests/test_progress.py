@@ -1,15 +1,8 @@
-"""Progress of runs and sweeps: records, lines of a log, and bars of a terminal."""
+"""Progress of runs and sweeps: records, and lines of a log."""
 
 import io
-import os
-import pty
 import re
-import select
-import signal
-import subprocess
 import sys
-import time
-from pathlib import Path
 
 import pytest
 from conftest import make_tiny_spec
@@ -18,8 +11,6 @@ from sinklab.cli import progress, terminal
 from sinklab.cli.sweep import train_runs
 from sinklab.run_dir import RunDir
 from sinklab.sweep.plan import SweepRun
-
-TESTS_FOLDER = Path(__file__).parent
 
 
 def make_callback(**changes):
@@ -63,146 +54,35 @@ def test_error_of_printing_is_suppressed(monkeypatch, error):
         callback.on_record({'step': 8, 'train/loss': 2.0}, written=True)
 
 
-# Program without JAX that writes the files of a run and handles SIGINT as a run does.
+# Program without JAX that writes the files of a run.
 CHILD_SCRIPT = """
-import json, signal, sys, time
+import json, sys
 from pathlib import Path
 folder = Path(sys.argv[1])
 folder.mkdir()
 def write(**record):
     with (folder / 'metrics.jsonl').open('a') as file:
         print(json.dumps(record), file=file)
-def stop(number, frame):
-    time.sleep(0.5)
-    print('sinklab train: saved at step 2; resume with: sinklab train', file=sys.stderr, flush=True)
-    raise SystemExit(130)
-signal.signal(signal.SIGINT, stop)
 (folder / 'environment.json').write_text(json.dumps({'attempts': [{'step': 0, 'attention': 'dense'}]}))
 write(**{'step': 0, 'sink/1': 0.0})
 print('a warning', file=sys.stderr, flush=True)
 print('words of a library')
-if len(sys.argv) > 2:
-    write(**{'step': 2, 'train/loss': 4.25, 'speed/tokens_per_second': 1234.0})
-while len(sys.argv) > 2:
-    time.sleep(0.05)
 write(**{'step': 8, 'train/loss': 3.5, 'sink/1': 53.25, 'speed/tokens_per_second': 1234.0})
 """
 
 
-def sweep(folder, *arguments):
-    """Train two runs in processes of CHILD_SCRIPT with the display of a sweep."""
-    runs = [SweepRun(name, 0, RunDir(f'{folder}/{name}'), None, make_tiny_spec()) for name in ('softmax', 'sigmoid')]
-
-    def make_command(run):
-        return [sys.executable, '-c', CHILD_SCRIPT, str(run.run_dir), *arguments]
-
-    train_runs(runs, make_command, lambda: None, jobs=1)
-    return runs
-
-
-def run_in_terminal(code, keys=(), columns=80, term='xterm-256color', seconds=60):
-    """Run code in a terminal and return (output, exit code); press each of `keys` after its text appears.
-
-    Kill a program that runs for longer than `seconds`.
-    """
-    environment = {
-        **os.environ,
-        'TERM': term,
-        'COLUMNS': str(columns),
-        'PYTHONPATH': f'{TESTS_FOLDER}:{TESTS_FOLDER.parent}',
-    }
-    environment.pop('NO_COLOR', None)
-    pid, terminal = pty.fork()
-    if not pid:
-        os.execve(sys.executable, [sys.executable, '-c', code], environment)
-    output, keys, deadline = b'', list(keys), time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if select.select([terminal], [], [], 0.1)[0]:
-            try:
-                chunk = os.read(terminal, 65536)
-            except OSError:
-                break
-            output += chunk
-        if keys and keys[0][0] in output:
-            os.write(terminal, keys.pop(0)[1])
-    else:
-        os.kill(pid, signal.SIGKILL)
-    return output.decode(), os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-
-def render_screen(output):
-    """Return the final lines of a terminal, after carriage returns, moves up and erased lines."""
-    lines, row, column = [''], 0, 0
-    for part in re.findall(r'\x1b\[[0-9;?]*[A-Za-z]|[\r\n]|[^\x1b\r\n]+', output):
-        if part == '\r':
-            column = 0
-        elif part == '\n':
-            row += 1
-            lines += [''] * (row + 1 - len(lines))
-        elif part.startswith('\x1b'):
-            if part.endswith('A'):
-                row = max(0, row - int(part[2:-1] or 1))
-            elif part == '\x1b[2K':
-                lines[row] = ''
-        else:
-            lines[row] = lines[row].ljust(column)[:column] + part + lines[row][column + len(part) :]
-            column += len(part)
-    return [line.rstrip() for line in lines if line.strip()]
-
-
-SWEEP_IMPORT_CODE = (
-    'import sys\nfrom sinklab.sweep import run\nrun.prepare_stores '
-    '= lambda runs: None\nfrom test_progress import sweep\n'
-)
-
-
-@pytest.mark.slow
-def test_bars_show_loss_and_sink_and_are_erased(tmp_path):
-    output, code = run_in_terminal(f'{SWEEP_IMPORT_CODE}sweep({str(tmp_path)!r})')
-    assert code == 0, output
-    text = re.sub(r'\x1b\[[0-9;?]*[A-Za-z]', '', output)
-    assert re.search(r'softmax +\S+ +8/8 +loss 3\.500 +Sink_1 +53\.2 %', text)
-    assert re.search(r'all runs +\S+ +8/16 +1/2 runs', text), 'one bar of all runs, if not all come at once'
-    assert not any('8/8' in line or 'all runs' in line for line in render_screen(output))
-    expected = [(row, message) for row in ('softmax', 'sigmoid') for message in ('a warning', 'words of a library')]
-    assert [
-        (row in line, message in line) for (row, message), line in zip(expected, render_screen(output), strict=True)
-    ] == [(True, True)] * 4
-    assert 'attention: dense' not in text
-    assert max(map(len, text.replace('\r', '\n').splitlines())) <= 80
-
-
-@pytest.mark.slow
-def test_ctrl_c_restores_terminal_and_cursor(tmp_path):
-    code = (
-        f'{SWEEP_IMPORT_CODE}runs = sweep({str(tmp_path)!r}, "wait")\nprint("ended", [run.outcome for run in runs])'
-    )
-    output, code = run_in_terminal(code, [(b'4.250', b'\x03')])
-    assert code == 0, output
-    lines = [line.removeprefix('^C') for line in render_screen(output)]
-    warning, message, last_line = lines
-    assert re.fullmatch('softmax.* a warning', warning)
-    assert re.fullmatch('softmax.* words of a library', message)
-    assert last_line == "ended ['to do', 'to do']", 'what this test prints'
-    assert 'stopping' in output
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize('term', ['dumb', 'a pipe'])
-def test_output_without_erasable_terminal_is_plain_lines(tmp_path, term):
-    code = f'{SWEEP_IMPORT_CODE}sweep({str(tmp_path)!r})'
-    if term == 'dumb':
-        output = run_in_terminal(code, term=term)[0].replace('\r\n', '\n')
-    else:
-        environment = {**os.environ, 'FORCE_COLOR': '1', 'PYTHONPATH': f'{TESTS_FOLDER}:{TESTS_FOLDER.parent}'}
-        output = subprocess.run([sys.executable, '-c', code], env=environment, capture_output=True, text=True).stderr
+def test_output_into_pipe_is_plain_lines_that_name_their_run(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv('FORCE_COLOR', '1')
+    runs = [SweepRun(row, 0, RunDir(tmp_path / row), None, make_tiny_spec()) for row in ('softmax', 'sigmoid')]
+    train_runs(runs, lambda run: [sys.executable, '-c', CHILD_SCRIPT, str(run.run_dir)], lambda: None, jobs=1)
+    output = capsys.readouterr().err
     assert '\x1b' not in output
     first, second = re.split(r'^\[2/2\] sigmoid, seed 0\n', output, flags=re.MULTILINE)
     heading, *lines = first.splitlines()
     assert re.fullmatch(r'\[1/2\] softmax, seed 0', heading)
     assert all(line.startswith('softmax, seed 0') for line in lines), 'each line names its run'
     assert all(line.startswith('sigmoid, seed 0') for line in second.splitlines()[: len(lines)])
-    contents = ['dense', 'a warning', 'words of a library', 'step 8/8']
+    contents = ['a warning', 'words of a library', 'step 8/8', 'done']
     assert [sum(content in line for line in lines) for content in contents] == [1] * 4
     (line,) = (line for line in lines if 'step 8/8' in line)
     assert re.findall(r'[\d.,]+', line.partition('step ')[2]) == ['8', '8', '3.500', '1,234', '1', '53.2']

@@ -8,6 +8,7 @@ from conftest import make_tiny_spec
 from sinklab.cli import tail
 from sinklab.cli.main import main
 from sinklab.cli.progress import RunFollower
+from sinklab.escape import quote_file_name
 from sinklab.run_dir import RunDir
 from sinklab.storage.folder_lock import hold_folder
 
@@ -74,36 +75,28 @@ def test_follower_starts_with_last_measurement_and_newest_record(folder):
     assert callback.steps == [6, 9]
 
 
-def test_follower_of_resumed_run_skips_earlier_attempts(folder):
-    write_attempts(folder, dense=0)
-    callback = RecordingCallback()
-    follower = RunFollower(folder, callback, skips_past=True)
-    follower.poll()
-    assert callback.begin_calls == []
-    write_attempts(folder, dense=0, chunked=4)
-    follower.poll()
-    assert [step for step, *_ in callback.begin_calls] == [4]
-
-
 def test_tail_of_sweep_shows_all_runs_until_no_process_works_on_it(tmp_path, capsys, monkeypatch):
     def write_sweep(outcome):
-        (tmp_path / 'sweep.json').write_text(json.dumps([dict(row=name, seeds={'0': outcome}) for name in 'ab']))
+        (tmp_path / 'sweep.json').write_text(
+            json.dumps([dict(row=name, seeds={'0': outcome}) for name in ('a', 'b/c')])
+        )
 
     def start_run(name):
-        run_dir = RunDir(tmp_path / name)
+        run_dir = RunDir(tmp_path / f'{quote_file_name(name)}-0')
         run_dir.initialize(make_tiny_spec(), dict(row=name))
         append_metrics(run_dir, format_record(8))
         run_dir.write_json('outcome', dict(kind='done', message=''))
 
     write_sweep('to do')
     with hold_folder(tmp_path):
-        actions = iter([lambda: start_run('a-0'), lambda: start_run('b-0'), lambda: write_sweep('done')])
+        actions = iter([lambda: start_run('a'), lambda: start_run('b/c'), lambda: write_sweep('done')])
         monkeypatch.setattr(tail.time, 'sleep', lambda seconds: next(actions)())
         assert main(['tail', str(tmp_path)]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[:2] for line in lines] == [
-        [name, word] for name in ('a-0', 'b-0') for word in ('step', 'done')
+    assert [line.split('  ')[0] for line in lines] == [
+        name for name in ('a, seed 0', 'b/c, seed 0') for _ in range(2)
     ]
+    assert [line.split('  ')[1].split()[0] for line in lines] == ['step', 'done'] * 2
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,9 @@ import re
 import pytest
 
 from sinklab.cli import sweep
-from sinklab.cli.config_flags import load_and_describe, load_row_info, load_spec
+from sinklab.cli.config_flags import describe_changes, load_config_module, load_spec
 from sinklab.cli.main import main
-from sinklab.config.seed_list import SEEDS_HELP, parse_seeds
+from sinklab.config.seed_list import parse_seeds
 from sinklab.errors import UserError
 from sinklab.run_dir import RunDir
 
@@ -41,9 +41,14 @@ def get_error_line(capsys, *arguments):
     return line
 
 
-def parse_changes(description):
-    """Return each (field, value of the baseline, value of the row) in a description of a row."""
-    return re.findall(r'([a-z_.]+) (\S+) -> ([^;\s]+)', description)
+def load_changes(config_path, overrides, size):
+    """Return each (field, value of the baseline, value of the row) in the description of a row, and its record."""
+    module = load_config_module(config_path.partition(':')[0])
+    spec, record = load_spec(config_path, overrides, size, module)
+    description = describe_changes(module, spec, size)
+    assert description.startswith(f'at size {size}: ')
+    changes = re.findall(r'([a-z_.]+) (\S+) -> ([^;\s]+)', description)
+    return changes, record
 
 
 @pytest.mark.parametrize(
@@ -59,29 +64,19 @@ def parse_changes(description):
     ],
 )
 def test_row_diff_is_equal_in_description_record_and_spec(config_file, row, size, changes):
-    spec, record, description = load_and_describe(f'{config_file}:{row}', [], size)
-    assert (parse_changes(description), f'at size {size}: ' in description) == (changes, True)
+    described_changes, record = load_changes(f'{config_file}:{row}', [], size)
+    assert described_changes == changes
+    spec, _ = load_spec(f'{config_file}:{row}', [], size)
     for path, value in json.loads(json.dumps(record))['diff'].items():
         part, field = path.split('.')
         assert getattr(getattr(spec, part), field) == pytest.approx(value)
 
 
-def test_config_file_is_executed_once(config_file, tmp_path):
-    config_file.write_text(f"{TABLE}\nopen({str(tmp_path / 'runs.txt')!r}, 'a').write('run ')\n")
-    load_and_describe(f'{config_file}:decay', [], 'smoke')
-    assert main(['rows', f'--config={config_file}', '--size=quickstart']) == 0
-    assert (tmp_path / 'runs.txt').read_text() == 'run run '
-
-
-def test_description_has_overrides_of_row_and_of_file_without_table(config_file):
+def test_description_of_row_has_overrides(config_file):
     overrides = ['--config.optimizer.weight_decay=0.7', '--config.seed=3']
-    _, record, description = load_and_describe(f'{config_file}:decay', overrides, 'smoke')
-    assert parse_changes(description) == [('optimizer.weight_decay', '0.1', '0.7')]
+    changes, record = load_changes(f'{config_file}:decay', overrides, 'smoke')
+    assert changes == [('optimizer.weight_decay', '0.1', '0.7')]
     assert record['overrides'] == {'optimizer.weight_decay': '0.7', 'seed': '3'}
-    config_file.write_text('from sinklab.configs.default import get_config\n')
-    _, record, description = load_and_describe(str(config_file), overrides, 'smoke')
-    assert parse_changes(description) == [('optimizer.weight_decay', '0.1', '0.7')]
-    assert load_and_describe(str(config_file), [], 'smoke')[2] is None
 
 
 def test_rows_command_lists_values_of_size_and_marks_rows_equal_to_baseline(capsys, config_file):
@@ -98,7 +93,7 @@ def test_rows_command_lists_values_of_size_and_marks_rows_equal_to_baseline(caps
 
 def test_row_name_may_contain_a_colon(config_file):
     config_file.write_text(TABLE.replace("'heads'", "'heads:4'"))
-    assert load_row_info(f'{config_file}:heads:4')['diff'] == {'model.heads': 4}
+    assert load_spec(f'{config_file}:heads:4', [])[1]['diff'] == {'model.heads': 4}
 
 
 def test_field_named_like_a_method_is_set_by_rows_and_overrides(config_file):
@@ -155,8 +150,3 @@ def test_parse_seeds_refuses_invalid_text_in_one_line(text):
     with pytest.raises(UserError, match=rf'^--seeds={re.escape(text)}[: ]') as error:
         parse_seeds(text)
     assert '\n' not in str(error.value)
-
-
-def test_parse_seeds_accepts_examples_of_help_text():
-    examples = re.findall(r"'([\d,]+)'", SEEDS_HELP)
-    assert [parse_seeds(text) for text in ('3', *examples)] == [[0, 1, 2], [0, 2, 5], [2]]

@@ -296,17 +296,18 @@ def make_position_kwargs(position_T: Any) -> dict[str, np.ndarray]:
     return {} if position_T is None else dict(position_BT=np.array(position_T)[None])
 
 
-def find_run_tokenizer(run_dir: RunDir, step: int, spec: Spec, override: str | None = None) -> Path:
+def find_run_tokenizer(run_dir: RunDir, step: int, spec: Spec) -> Path:
     """Find the tokenizer.json of a run.
 
     Raises:
         UserError: It is not the tokenizer that the checkpoint was trained with.
     """
-    tokenizer_path = find_tokenizer_file(run_dir.path, spec.data, spec.model.vocabulary, override)
+    tokenizer_path = find_tokenizer_file(run_dir.path, spec.data, spec.model.vocabulary)
     trained_digest = (
         checkpointer.read_metadata(run_dir.checkpoint_dir / str(step)).custom_metadata['data'].get('tokenizer')
     )
     if not trained_digest or not compute_tokenizer_digest(tokenizer_path).startswith(trained_digest):
-        remedy = 'give the one of its token store' if override else 'give --tokenizer=FILE, its tokenizer.json'
-        raise UserError(f'{tokenizer_path} is not the tokenizer that {run_dir}@{step} was trained with; {remedy}')
+        raise UserError(
+            f'{tokenizer_path} is not the tokenizer that {run_dir}@{step} was trained with; replace it by that one'
+        )
     return tokenizer_path

@@ -22,7 +22,7 @@ from sinklab.errors import UserError, format_error, print_status
 from sinklab.process_group import ProcessGroup, all_gather_or_raise, broadcast_from_primary
 from sinklab.run_dir import RunDir
 from sinklab.storage.files import list_entries, move_folder, open_writable_folder, remove_folder
-from sinklab.storage.paths import check_checkpoint_path, is_remote, make_absolute
+from sinklab.storage.paths import is_remote, make_absolute
 
 # Orbax logs an error of the storage with a traceback in several threads; it also raises the error.
 logging.getLogger('absl').setLevel(logging.CRITICAL)
@@ -296,16 +296,6 @@ def restore_parameters(path: str | Path, step: int, dtype: str | None = None, ab
             abstract_params,
         )
     return load_state(checkpoint, {'params': target}, partial_load=True)['params']
-
-
-def save_parameters(run_dir: RunDir, step: int, output_path: Path, dtype: str | None = None) -> int:
-    """Save only the parameters of a run at a step, and return how many there are."""
-    check_checkpoint_path(output_path)
-    params = restore_parameters(run_dir.path, step, dtype)
-    output_path = make_absolute(output_path)
-    with open_writable_folder(output_path.parent), use_orbax_context(output_path), translate_save_errors(output_path):
-        ocp.save(output_path, params)
-    return sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
 def get_restore_dtype(leaf: Any, dtype: str | None) -> jnp.dtype:

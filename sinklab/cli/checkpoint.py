@@ -3,27 +3,20 @@
 example:
   sinklab checkpoint ls runs/softmax
   sinklab checkpoint verify runs/softmax@500
-  sinklab checkpoint restore-params runs/softmax@500 --out=softmax-500 --dtype=bfloat16
   sinklab checkpoint export runs/softmax@500 --out=softmax-hf
   sinklab checkpoint import hf:softmax-hf --out=runs/imported
   sinklab checkpoint import gguf:SmolLM2.gguf --out=runs/smollm
-
-Load parameters in Python, as nested dicts of arrays:
-  from orbax.checkpoint import v1; params = v1.load(os.path.abspath('softmax-500'))
 """
 
 import argparse
 import json
 
 from sinklab.cli import hf
-from sinklab.errors import UserError
 from sinklab.run_ref import parse_run_ref, select_steps
-from sinklab.storage.paths import parse_path
 
 ACTIONS = {
     'ls': 'list the checkpoints of a run; arrays are not read',
     'verify': 'compare checkpoints with their digests; the exit code is 1 if one is damaged',
-    'restore-params': 'write only the parameters of a checkpoint (default: the newest complete one)',
     'export': 'write a folder that transformers can load; its outputs are compared first',
     'import': 'make a run from a Hugging Face model, such as LLaMA or Gemma 3, for train --from',
 }
@@ -41,19 +34,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
-    for name in ('ls', 'verify', 'restore-params', 'export'):
+    for name in ('ls', 'verify', 'export'):
         actions[name].add_argument(
             'run', metavar='RUN[@STEP]', help='run folder, and one of its steps, such as runs/softmax@500'
         )
     for name in ('ls', 'verify'):
         actions[name].add_argument('--json', action='store_true', help='print JSON')
-    for name in ('restore-params', 'export'):
-        actions[name].add_argument('--out', required=True, metavar='DIR', help='new folder to write to')
-        actions[name].add_argument(
-            '--dtype',
-            choices=('float32', 'bfloat16', 'float16'),
-            help='data type of the parameters (default: as saved)',
-        )
     hf.add_export_arguments(actions['export'])
     hf.add_import_arguments(actions['import'])
 
@@ -62,7 +48,6 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
     functions = {
         'ls': list_checkpoints,
         'verify': verify_checkpoints,
-        'restore-params': restore_parameters,
         'export': hf.export_model,
         'import': hf.import_model,
     }
@@ -97,19 +82,3 @@ def verify_checkpoints(args: argparse.Namespace) -> int:
     lines = [f'{row["path"]}: {row["fault"] or "sound"}\n' for row in rows]
     print(json.dumps(rows, indent=2) + '\n' if args.json else ''.join(lines), end='')
     return int(any(row['fault'] for row in rows))
-
-
-def restore_parameters(args: argparse.Namespace) -> int:
-    import jax
-
-    jax.config.update('jax_platforms', 'cpu')  # a training run may occupy the accelerators
-    from sinklab.checkpoint import checkpointer, digests
-
-    run_dir, step = parse_run_ref(args.run)
-    step = digests.select_checkpoint(run_dir, step)
-    out = parse_path(args.out)
-    if out.exists():
-        raise UserError(f'--out={args.out} already exists; give a new folder')
-    num_parameters = checkpointer.save_parameters(run_dir, step, out, args.dtype)
-    print(f'{args.out}: {num_parameters:,} parameters of {run_dir.checkpoint_dir / str(step)}')
-    return 0

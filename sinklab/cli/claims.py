@@ -13,14 +13,15 @@ example:
 """
 
 import argparse
+import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable
 
 from sinklab.cli import config_flags, hardware_flags, sweep
 from sinklab.config.seed_list import parse_seeds
 from sinklab.config.spec import Spec
 from sinklab.configs.sizes import SIZES
-from sinklab.errors import UserError, format_extra_command, format_unknown_name
+from sinklab.errors import UserError, format_names, format_unknown_name
 from sinklab.run_dir import RunDir
 from sinklab.storage.folder_lock import hold_folder
 from sinklab.storage.paths import parse_path
@@ -62,9 +63,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     sweep.add_jobs_argument(parser)
     hardware_flags.add_arguments(parser)
     hardware_flags.add_cache_argument(parser)
-    parser.add_argument(
-        '--png', metavar='FILE', help='also draw all differences in percent, with their intervals, into a PNG file'
-    )
     parser.add_argument('--json', action='store_true', help='print the verdicts as JSON')
     parser.usage = '%(prog)s [NAME ...] (--workdir DIR | --results FILE | --list) [--config.PATH=VALUE ...] [options]'
 
@@ -77,7 +75,6 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
         raise UserError(
             'give one of --workdir=DIR to train the runs, --results=FILE to judge earlier measurements, or --list'
         )
-    check_png_path(args.png)
     if args.list:
         claims = parse_claims(claim_table)
         claim_rows = [[name, claims[name].statement, claims[name].source] for name in args.names or claims]
@@ -104,47 +101,17 @@ def load_claim_table(args: argparse.Namespace, extra_args: list[str]) -> dict:
     return claim_table
 
 
-def check_png_path(path: str | None) -> None:
-    """Raise UserError before training starts if the plot could not be written after it."""
-    if path is None:
-        return
-    try:
-        from sinklab.report import pictures  # noqa: F401
-    except ImportError as error:
-        raise UserError(f'--png={path} needs matplotlib; install it: {format_extra_command("report")}') from error
-    if not parse_path(path).parent.is_dir():
-        raise UserError(f'--png={path}: there is no folder {parse_path(path).parent}; make it, or give another')
-
-
 def load_results(path: str) -> dict:
-    """Read a claims.json, and print which of its rows have changed since then."""
+    """Read a claims.json, whose size must be one of SIZES."""
     from sinklab.sweep import results
 
+    if not parse_path(path).is_file():
+        raise UserError(f'--results={path} is no file; give a {results.CLAIMS_FILE} that sinklab claims has written')
     claims_data = results.read_results(parse_path(path))
     size = claims_data['size']
     if size not in SIZES:
         raise UserError(format_unknown_name(f'{path}: size {size!r}', size, SIZES, 'sizes'))
-    print_changes(path, find_changed_rows(claims_data))
     return claims_data
-
-
-def find_changed_rows(claims_data: dict) -> dict[str, str]:
-    """Return {row: how it differs from what was measured}, only for the rows that have changed."""
-    from sinklab.sweep import results
-
-    return results.find_changed_rows(claims_data, load_specs(claims_data['configs'], claims_data))
-
-
-def load_specs(rows: Mapping[str, object] | set[str], claims_data: dict) -> dict[str, Spec | None]:
-    """Load the specs of rows with the size and the overrides of a claims.json; None for a row that is gone."""
-    options = [f'--config.{path}={value}' for path, value in claims_data['overrides'].items()]
-    specs = {}
-    for row in rows:
-        try:
-            specs[row], _ = load_row(row, 0, options, claims_data['size'])
-        except UserError:
-            specs[row] = None
-    return specs
 
 
 def load_row(row: str, seed: int, options: list[str], size: str) -> tuple[Spec, dict]:
@@ -155,17 +122,6 @@ def get_config_path(row: str) -> str:
     """Return TABLE:ROW as a value of --config; TABLE is the stem of a file in configs/, or a path."""
     table, _, name = row.partition(':')
     return row if table.endswith('.py') else f'configs/{table}.py:{name}'
-
-
-def print_changes(path: str, changes: dict[str, str]) -> None:
-    if changes:
-        sweep.print_status(f'rows that have changed since {path}: {format_changes(changes)}')
-
-
-def format_changes(changes: dict[str, str]) -> str:
-    """Format each change once, with all rows that have it."""
-    rows = {change: [row for row in changes if changes[row] == change] for change in changes.values()}
-    return '; '.join(f'{", ".join(names)} ({change})' for change, names in rows.items())
 
 
 def train_claim_runs(args: argparse.Namespace, extra_args: list[str], claims: dict) -> int:
@@ -187,32 +143,26 @@ def train_claim_runs(args: argparse.Namespace, extra_args: list[str], claims: di
     layout, size = hardware_flags.parse_hardware(args), args.size or DEFAULT_SIZE
     seeds = parse_seeds(str(DEFAULT_NUM_SEEDS) if args.seeds is None else args.seeds)
     sweep.check_no_seed_overrides(extra_args)
-    readings = dict.fromkeys(reading for name in args.names or claims for reading in claims[name].readings)
+    readings = [reading for name in args.names or claims for reading in claims[name].readings]
     options = [*hardware_flags.format_hardware_flags(layout), f'--size={size}', *extra_args]
     options += [f'--compiled={args.compiled}'] if args.compiled else []
     with hold_folder(RunDir(args.workdir).path) as check_owner:
         overrides = dict(map(config_flags.parse_override, extra_args))
         old_data = results.read_or_create(args.workdir, dict(size=size, overrides=overrides))
         specs = {reading.row: load_row(reading.row, 0, extra_args, size)[0] for reading in readings}
-        changes = find_changed_rows(old_data)
-        if conflicts := {row: changes[row] for row in changes if row in specs and row in old_data['runs']}:
+        measured_rows = results.find_measured_rows(old_data, specs)
+        if changed_rows := [row for row in specs if row in old_data['runs'] and row not in measured_rows]:
             raise UserError(
-                f'{args.workdir} contains runs of other rows: {format_changes(conflicts)}; give another --workdir'
+                f'{args.workdir} contains runs of {format_names(changed_rows)} with another config; give another '
+                '--workdir'
             )
-        print_changes(f'{args.workdir}/{results.CLAIMS_FILE}', changes)
-        measured_specs = load_specs(old_data['runs'].keys() - changes.keys(), old_data)
-        specs = {row: measured_specs[row] for row in old_data['runs'] if row in measured_specs} | specs
-        first_rows = find_first_equal_rows(specs)
-        readings_of_row: dict[str, set] = {}
-        for reading in readings:
-            readings_of_row.setdefault(first_rows[reading.row], set()).add(reading)
+        first_rows: dict[Spec, str] = {}  # rows with equal specs are trained once
+        rows = [measured_rows.get(row) or first_rows.setdefault(spec, row) for row, spec in specs.items()]
         all_runs = plan.plan_runs(
-            readings_of_row, seeds, args.workdir, lambda row, seed: load_row(row, seed, extra_args, size), layout
+            dict.fromkeys(rows), seeds, args.workdir, lambda row, seed: load_row(row, seed, extra_args, size), layout
         )
         runs = [
-            run
-            for run in all_runs
-            if run.run_dir.has_run() or not results.has_metrics(old_data, run, readings_of_row[run.row])
+            run for run in all_runs if run.run_dir.has_run() or str(run.seed) not in old_data['runs'].get(run.row, {})
         ]
         if all(run.outcome == 'done' for run in runs):
             sweep.print_status('no run is missing; nothing is trained')
@@ -221,7 +171,7 @@ def train_claim_runs(args: argparse.Namespace, extra_args: list[str], claims: di
         )
         check_owner()
         metric_patterns = {reading.metric for claim in claims.values() for reading in claim.readings}
-        claims_data = results.add_runs(old_data, specs, first_rows, runs, EXTRA_METRIC_PATTERNS | metric_patterns)
+        claims_data = results.add_runs(old_data, specs, runs, EXTRA_METRIC_PATTERNS | metric_patterns)
         verdicts = compute_verdicts(claims, claims_data)
         results.write_json(args.workdir, results.CLAIMS_FILE, claims_data)
         results.write_json(args.workdir, results.VERDICTS_FILE, verdicts)
@@ -229,31 +179,34 @@ def train_claim_runs(args: argparse.Namespace, extra_args: list[str], claims: di
     return sweep.report_failures('claims', runs, stop_signal)
 
 
-def find_first_equal_rows(specs: Mapping[str, Spec]) -> dict[str, str]:
-    """Return {row: the first row with an equal spec}, so that equal runs are trained once."""
-    first_rows = {}
-    return {row: first_rows.setdefault(spec, row) for row, spec in specs.items()}
-
-
 def collect_published_numbers(claims: dict) -> dict[str, dict]:
     """Return {row: its published numbers} for all rows that the claims read."""
-    rows = {reading.row for claim in claims.values() for reading in claim.readings}
-    return {row: config_flags.load_row_info(get_config_path(row))['published'] for row in sorted(rows)}
+    published = {}
+    for row in {reading.row for claim in claims.values() for reading in claim.readings}:
+        file, name = config_flags.split_config_path(get_config_path(row))
+        published[row] = config_flags.load_config_module(file).ROWS[name].get('published', {})
+    return published
+
+
+def find_runs(rows: Iterable[str], claims_data: dict) -> dict[str, dict]:
+    """Return {row: {seed: measured}}, the runs of a measured row with the same config, for rows that have some."""
+    from sinklab.sweep import results
+
+    options = [f'--config.{path}={value}' for path, value in claims_data['overrides'].items()]
+    specs = {}
+    for row in rows:
+        with contextlib.suppress(UserError):  # a row that is invalid at this size has no runs
+            specs[row], _ = load_row(row, 0, options, claims_data['size'])
+    measured_rows = results.find_measured_rows(claims_data, specs)
+    return {row: claims_data['runs'][measured_row] for row, measured_row in measured_rows.items()}
 
 
 def compute_verdicts(claims: dict, claims_data: dict) -> list[dict]:
-    """Compute the verdict on each claim.
-
-    A row without runs of its own has those of a measured row with the same config.
-    """
+    """Compute the verdict on each claim."""
     from sinklab.report import claims as report
-    from sinklab.sweep import results
 
-    runs = results.expand_same_rows(claims_data)
-    rows = {reading.row for claim in claims.values() for reading in claim.readings} - runs.keys()
-    specs = {row: spec for row, spec in load_specs(rows, claims_data).items() if spec}
-    runs |= {row: runs[other] for row, other in results.find_equal_rows(claims_data, specs).items()}
-    return report.make_claims_table(claims, runs, collect_published_numbers(claims))
+    rows = {reading.row for claim in claims.values() for reading in claim.readings}
+    return report.make_claims_table(claims, find_runs(rows, claims_data), collect_published_numbers(claims))
 
 
 def print_verdicts(args: argparse.Namespace, verdicts: list[dict], size: str) -> None:
@@ -261,10 +214,6 @@ def print_verdicts(args: argparse.Namespace, verdicts: list[dict], size: str) ->
     from sinklab.report import claims as report
 
     entries = [entry for entry in verdicts if not args.names or entry['claim'] in args.names]
-    if args.png:
-        from sinklab.report import pictures
-
-        pictures.write_claims_plot(parse_path(args.png), entries, '%')
     if args.json:
         print(json.dumps(entries, indent=2, allow_nan=False))
         return

@@ -30,11 +30,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help='kind and number of chips: v5e:16x16, v5p:4x4x4, 2xv5e:8x8 (two slices), h100:8 and others',
     )
     hardware_flags.add_arguments(parser)
-    parser.add_argument(
-        '--programs',
-        metavar='NAMES',
-        help='only some of the programs state, validation, probe, step (default: all of them)',
-    )
     parser.add_argument('--json', action='store_true', help='print the result as JSON')
 
 
@@ -49,7 +44,6 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
         hardware_flags.parse_hardware(args),
         devices,
         CHIPS[chip_name],
-        args.programs.split(',') if args.programs else [],
         print_line=functools.partial(print, file=sys.stderr, flush=True),
     )
     report = dict(row=row['row'] or row['config'], topology=args.topology) | make_report(spec, compiled_run)

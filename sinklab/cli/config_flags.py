@@ -47,13 +47,6 @@ def split_config_path(config_path: str) -> tuple[str, str]:
 def load_spec(
     config_path: str, override_args: list[str], size: str | None = None, module: Any = None
 ) -> tuple[Spec, dict]:
-    """Load the spec and the content of row.json of --config=FILE[:ROW]. For arguments see `load_and_describe`."""
-    return load_and_describe(config_path, override_args, size, module)[:2]
-
-
-def load_and_describe(
-    config_path: str, override_args: list[str], size: str | None = None, module: Any = None
-) -> tuple[Spec, dict, str | None]:
     """Load the spec of --config=FILE[:ROW] at a size, with overrides applied.
 
     Args:
@@ -63,7 +56,7 @@ def load_and_describe(
         module: The module of the config file, if it has been loaded already; None: load it.
 
     Returns:
-        The spec, the content of row.json, and a line about the fields that the row and the overrides change, or None.
+        The spec, and the content of row.json.
 
     Raises:
         UserError: The config file, the row, the size, an override or the resulting config is invalid.
@@ -71,30 +64,31 @@ def load_and_describe(
     file, row = split_config_path(config_path)
     module = module or load_config_module(file)
     config = build_config(module, config_path, size)
-    file_values = flatten_dict(config.to_dict())
-    row_info = get_row_info(module, file, row, file_values)
+    row_info = get_row_info(module, file, row, flatten_dict(config.to_dict()))
     overrides = apply_overrides(config, override_args)
-    spec, size = parse_config(config.to_dict()), size or get_default_size(module)
-    row_record = row_info | dict(size=size, overrides=overrides)
-    baseline = get_baseline(module, size) if row else None
-    description = describe_changes(baseline or file_values, spec, size) if baseline or overrides else None
-    return spec, row_record, description
+    return parse_config(config.to_dict()), row_info | dict(size=size or get_default_size(module), overrides=overrides)
 
 
-def describe_changes(baseline: dict[str, Any], spec: Spec, size: str | None) -> str:
-    """Format the fields in which a spec differs from a flattened config, in one line; its two seeds are left out.
+def describe_changes(module: Any, spec: Spec, size: str | None) -> str | None:
+    """Format the fields in which a spec differs from its table without a row, in one line without the two seeds.
 
     Args:
-        baseline: The config of the table without a row; of a file without a table, its config without overrides.
+        module: The module of the config file.
         spec: The spec that is trained, with all overrides.
-        size: The size of both.
+        size: The size of the spec.
+
+    Returns:
+        The line; None if the config file has no table.
     """
+    baseline = get_baseline(module, size)
+    if baseline is None:
+        return None
     changes = [
         f'{path} {format_value(baseline.get(path))} -> {format_value(value)}'
         for path, value in flatten_dict(dataclasses.asdict(spec)).items()
         if path not in ('seed', 'data.seed') and baseline.get(path) != value
     ]
-    return f'{f"at size {size}: " if size else ""}{"; ".join(changes) or "equal to the baseline"}'
+    return f'at size {size}: {"; ".join(changes) or "equal to the baseline"}'
 
 
 def format_value(value: Any) -> str:
@@ -150,19 +144,6 @@ def set_dependent_defaults(config: Any, overrides: dict[str, str]) -> None:
     config.update_from_flattened_dict({path: value for path, value in defaults.items() if path not in overrides})
 
 
-def describe_optimizer_source(row: dict, spec: Spec) -> str:
-    """Format the optimizer settings of a warm-started run in one line, with their origin."""
-    optimizer = spec.optimizer
-    defaults = row.get('optimizer_defaults')
-    origin = f'fine-tuning defaults of {defaults}' if defaults else 'optimizer of the parent run'
-    warmup_note = ', the first step at a rate of 0' if optimizer.warmup_steps else ''
-    return (
-        f'{origin}, except for overrides: peak learning rate {optimizer.peak_learning_rate:g}, {optimizer.schedule}, '
-        f'warm-up of {optimizer.warmup_steps} of {optimizer.steps} steps{warmup_note}, batch of '
-        f'{optimizer.batch_size}, weight decay {optimizer.weight_decay:g}'
-    )
-
-
 def parse_override(argument: str) -> tuple[str, str]:
     """Parse --config.PATH=VALUE into (PATH, VALUE)."""
     name, separator, value = argument.partition('=')
@@ -181,28 +162,23 @@ def apply_overrides(config: Any, override_args: list[str]) -> dict[str, str]:
     Raises:
         UserError: Overrides are invalid; the message lists all of them.
     """
-    overrides, field_types, errors = dict(map(parse_override, override_args)), get_field_types(), []
+    from sinklab.configs.table import find_closest_name
+
+    overrides = dict(map(parse_override, override_args))
+    field_types = get_field_types()
+    errors = []
     for path, text in overrides.items():
         try:
             if path not in field_types:
-                raise UserError(format_unknown_field(path))
+                closest = find_closest_name(path, field_types)
+                suggestion = closest and f'config.{closest}'
+                raise UserError(format_unknown_name(f'config.{path}', path, field_types, suggestion=suggestion))
             value = parse_value(f'config.{path}', text, field_types[path], from_text=True)
             config.update_from_flattened_dict({path: value})
         except UserError as error:
             errors.append(str(error))
     raise_errors(errors)
     return overrides
-
-
-def format_unknown_field(path: str) -> str:
-    """Format the message about an unknown field: the closest one, and the fields of its section."""
-    from sinklab.configs.table import find_closest_name
-
-    fields, closest = get_field_types(), find_closest_name(path, get_field_types())
-    if section_fields := [field for field in fields if field.startswith(f'{path}.')]:
-        return f'config.{path} is a section; set one of its fields: {", ".join(section_fields)}'
-    allowed = [field for field in fields if field.rpartition('.')[0] == path.rpartition('.')[0]] or fields
-    return format_unknown_name(f'config.{path}', path, allowed, suggestion=closest and f'config.{closest}')
 
 
 def build_config(module: Any, config_path: str, size: str | None) -> Any:
@@ -221,41 +197,17 @@ def build_config(module: Any, config_path: str, size: str | None) -> Any:
         raise UserError(f'{flags}: {format_config_error(error, module.__file__)}') from error
 
 
-def get_row_info(module: Any, file: str, row: str, values: dict[str, Any] | None = None) -> dict:
+def get_row_info(module: Any, file: str, row: str, values: dict[str, Any]) -> dict:
     """Return the file of a row, its name, its diff, its published numbers and their source.
 
     Args:
         module: The module of the config file.
         file: The path of the config file.
         row: The name of the row.
-        values: The flattened config of the row, whose values the diff then has; None: those in the file.
+        values: The flattened config of the row, whose values the diff then has; values that it lacks are text.
     """
     info = dict(config=file, row=row, diff={}, published={}, source='') | getattr(module, 'ROWS', {}).get(row, {})
-    if values is None:  # values that depend on the size become text
-        values = {
-            path: value if isinstance(value, str | int | float | None) else str(value)
-            for path, value in info['diff'].items()
-        }
-    return info | dict(diff={path: values.get(path) for path in info['diff']})
-
-
-def load_row_info(config_path: str) -> dict:
-    """Load the file, name, diff, published numbers and source of one row, FILE:ROW."""
-    file, row = split_config_path(config_path)
-    return get_row_info(load_config_module(file), file, row)
-
-
-def load_rows(file: str, size: str | None = None, module: Any = None) -> dict[str, dict]:
-    """Load the rows of a config file at a size: {name: the result of `get_row_info`}; {} if the file has no table."""
-    module = module or load_config_module(file)
-    rows = {}
-    for row in getattr(module, 'ROWS', {}):
-        try:
-            values = flatten_dict(build_config(module, f'{file}:{row}', size).to_dict())
-        except UserError:  # an invalid row, about which its training tells
-            values = None
-        rows[row] = get_row_info(module, file, row, values)
-    return rows
+    return info | dict(diff={path: values.get(path, str(value)) for path, value in info['diff'].items()})
 
 
 def load_config_module(file: str, required_name: str = 'get_config') -> Any:

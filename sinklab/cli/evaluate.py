@@ -12,7 +12,6 @@ import json
 from sinklab.cli.checkpoint_flags import add_model_argument
 from sinklab.cli.flag_types import non_negative_int, positive_int
 from sinklab.errors import UserError, format_extra_command
-from sinklab.storage.files import atomic_write, open_writable_folder
 from sinklab.storage.paths import parse_path
 
 
@@ -32,7 +31,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar='K',
         help='number of solved examples before each text (default: as the task defines)',
     )
-    parser.add_argument('--out', metavar='FILE', help='also write all numbers as JSON into this new file')
     parser.add_argument('--json', action='store_true', help='print all numbers as JSON')
 
 
@@ -42,20 +40,13 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
         raise UserError('--tasks= is empty; give names, such as --tasks=hellaswag')
     if args.include and not parse_path(args.include).is_dir():
         raise UserError(f'--include={args.include} is not a folder; give one with YAML files of tasks')
-    if args.out and parse_path(args.out).exists():
-        raise UserError(f'--out={args.out} already exists; give a new file')
     try:
         from sinklab.analysis import lm_eval
     except ImportError as error:
         raise UserError(f'evaluate needs {error.name}; install it: {format_extra_command("evaluate")}') from error
     results = lm_eval.evaluate_tasks(args.model, tasks, args.include, args.limit, args.few_shot)
-    text = json.dumps(results, indent=2)
-    if args.out:
-        path = parse_path(args.out)
-        with open_writable_folder(path.parent), atomic_write(path) as temp_path:
-            temp_path.write_text(text + '\n', encoding='utf-8')
     if args.json:
-        print(text)
+        print(json.dumps(results, indent=2))
     else:
         print_results(results)
     return 0

@@ -1,33 +1,27 @@
 """Types of command-line options for argparse: numbers with a range."""
 
 import argparse
-import math
+from collections.abc import Callable
+from typing import Any, get_args
+
+import msgspec
+
+from sinklab.config.spec import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 
-def positive_int(text: str) -> int:
-    """Parse a whole number of at least 1 and below 2^31."""
-    if not (text.isascii() and text.isdecimal() and 1 <= int(text) < 2**31):
-        raise argparse.ArgumentTypeError(f'{text} must be a whole number of at least 1')
-    return int(text)
+def make_parser(field_type: Any) -> Callable[[str], Any]:
+    """Make a function that parses a text as a number type of sinklab.config.spec."""
+
+    def parse(text: str) -> Any:
+        try:
+            return msgspec.convert(text, field_type, strict=False)
+        except msgspec.ValidationError:
+            raise argparse.ArgumentTypeError(f'{text} must be {get_args(field_type)[1].description}') from None
+
+    return parse
 
 
-def non_negative_int(text: str) -> int:
-    """Parse a whole number of at least 0 and below 2^31."""
-    if not (text.isascii() and text.isdecimal() and int(text) < 2**31):
-        raise argparse.ArgumentTypeError(f'{text} must be a whole number of at least 0')
-    return int(text)
-
-
-def non_negative_float(text: str) -> float:
-    """Parse a finite number of at least 0."""
-    number = parse_float(text)
-    if not 0 <= number < math.inf:
-        raise argparse.ArgumentTypeError(f'{text} must be a number of at least 0')
-    return number
-
-
-def parse_float(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        return math.nan
+positive_int = make_parser(PositiveInt)
+non_negative_int = make_parser(NonNegativeInt)
+positive_float = make_parser(PositiveFloat)
+non_negative_float = make_parser(NonNegativeFloat)

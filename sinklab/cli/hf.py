@@ -19,13 +19,19 @@ IMPORT_VERSION = 3  # version of the defaults: a run that started from an import
 
 
 def add_export_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument('--out', required=True, metavar='DIR', help='new folder to write to')
+    parser.add_argument(
+        '--dtype',
+        choices=('float32', 'bfloat16', 'float16'),
+        default='float32',
+        help='data type of the parameters (default: float32)',
+    )
     parser.add_argument(
         '--length',
         type=positive_int,
         metavar='N',
         help='maximum number of tokens of the model (default: length of a training window)',
     )
-    parser.add_argument('--tokenizer', metavar='FILE', help='tokenizer.json of the run, if it has moved')
 
 
 def add_import_arguments(parser: argparse.ArgumentParser) -> None:
@@ -54,10 +60,9 @@ def export_model(args: argparse.Namespace) -> int:
     run_dir, step = resolve_checkpoint(args.run)
     spec, out = read_spec(run_dir), parse_path(args.out)
     hf_config = convert.check_export(spec, out, args.length)
-    tokenizer = find_run_tokenizer(run_dir, step, spec, args.tokenizer)
+    tokenizer = find_run_tokenizer(run_dir, step, spec)
     params = checkpointer.restore_parameters(run_dir.path, step)
-    dtype = args.dtype or 'float32'
-    parity_text = convert.export_model(spec, params, hf_config, tokenizer, make_absolute(out), dtype)
+    parity_text = convert.export_model(spec, params, hf_config, tokenizer, make_absolute(out), args.dtype)
     num_parameters, path = sum(leaf.size for leaf in jax.tree.leaves(params)), run_dir.checkpoint_dir / str(step)
     print(f'{args.out}: {hf_config["model_type"]}, {num_parameters:,} parameters of {path}; {parity_text}')
     return 0

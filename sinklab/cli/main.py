@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any, NoReturn
 
 import sinklab
-from sinklab.errors import UserError
+from sinklab.errors import UserError, print_status
 
 # The summary of each command. Its module in sinklab.cli is imported when the command is run.
 COMMANDS = {
@@ -32,7 +32,6 @@ COMMANDS = {
     '(StreamingLLM, Table 3).',
     'sample': 'Generate text with a run or an open model, from a prompt, with a KV cache of x first and y recent '
     'tokens.',
-    'doctor': 'Show the versions, devices and missing extras of this installation.',
 }
 EPILOG = """example:
   sinklab rows --config=configs/quickstart.py
@@ -87,17 +86,11 @@ class CommandParser(argparse.ArgumentParser):
 
             fields = list(list_fields(default.get_config()))
             exact = [f'--config.{field}' for field in fields if option[2:] in (field, field.rpartition('.')[2])]
-        return format_suggestion(exact or difflib.get_close_matches(option, options, 1, 0.75))
+        matches = exact or difflib.get_close_matches(option, options, 1, 0.75)
+        return f'; did you mean {matches[0]}?' if matches else ''
 
     def error(self, message: str) -> NoReturn:
-        match = re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message)
-        choices = [choice.strip("'") for choice in match[2].split(', ')] if match else []
-        matches = difflib.get_close_matches(match[1], choices, 1) if match else []
-        raise UserError(f'{message}{format_suggestion(matches)}; see {self.prog} --help')
-
-
-def format_suggestion(matches: Sequence[str]) -> str:
-    return f'; did you mean {matches[0]}?' if matches else ''
+        raise UserError(f'{message}; see {self.prog} --help')
 
 
 def build_parser(commands: Container[str] = COMMANDS) -> CommandParser:
@@ -164,11 +157,10 @@ def report_error(command: str | None, error: Exception) -> int:
 
     exit_status = classify_error(error)
     if exit_status.trace:
-        print(exit_status.trace, end='', file=sys.stderr)
+        print_status(exit_status.trace.rstrip())
     if exit_status.kind != 'crashed':
         name = f'sinklab {command}' if command else 'sinklab'
-        print(f'{name}: {process_flags.format_exit_status(exit_status)}', file=sys.stderr)
-    sys.stderr.flush()
+        print_status(f'{name}: {process_flags.format_exit_status(exit_status)}')
     limit_shutdown(exit_status.exit_code)
     if isinstance(error, FolderTakenError):
         os._exit(exit_status.exit_code)  # an orderly exit would finish pending writes

@@ -132,14 +132,13 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
 
 def run_job(model: 'MeasurableModel', request: 'MeasureRequest', names: tuple[str, ...] | None) -> 'MeasureResult':
     """Measure a model, with a progress bar of sequences on a terminal."""
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TimeRemainingColumn
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
     from sinklab.analysis.measure import make_job
     from sinklab.cli import terminal
 
     job, console = make_job(model, request), terminal.make_console(stderr=True)
-    description = terminal.make_progress_column('{task.description}')
-    columns = description, BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
+    columns = TextColumn('{task.description}', markup=False), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
     with Progress(*columns, console=console, transient=True, disable=not terminal.is_live(console)) as bar:
         task = bar.add_task(f'measuring {model.name}', total=job.num_sequences)
         return job.run(lambda count: bar.advance(task, count), names)

@@ -20,18 +20,18 @@ example:
 """
 
 import argparse
+import dataclasses
 import json
 import shlex
 from typing import Any
 
+from sinklab.config.differences import flatten_dict
 from sinklab.config.spec import DataConfig, ModelConfig, OptimizerConfig, PositiveInt, Spec, get_field_types
 from sinklab.config.validate import MAX_TRAINED_VOCABULARY, MIN_TRAINED_VOCABULARY, parse_value
-from sinklab.configs.sizes import SIZES
 from sinklab.errors import UserError
 from sinklab.storage.paths import parse_path
 
 STORE_FIELDS = 'tokenizer', 'held_out', 'bos', 'end_token', 'fixed_token'  # fields of config.data that a store has
-CHECK_OPTIONS = 'length', 'batch_size'  # with --check only
 BUILD_OPTIONS = ('source', 'out', *STORE_FIELDS, 'vocabulary', 'shard_tokens')  # without --check only
 # {option: (type, metavar, help)}, of options with a value.
 OPTIONS = {
@@ -45,11 +45,9 @@ OPTIONS = {
     'end_token': (int, 'ID', 'token that ends a document (default: 0, as in GPT-NeoX)'),
     'fixed_token': (int, 'ID', 'token for BOS and for fixed positions (default: 1)'),
     'shard_tokens': (int, 'N', 'approximate tokens of a shard (default: 16777216)'),
-    'length': (int, 'T', 'with --check: tokens of a window (default: of the largest size that fits)'),
-    'batch_size': (int, 'B', 'with --check: windows of a step (default: of the largest size that fits)'),
+    'length': (int, 'T', 'tokens of a window, to count windows (default: 2048)'),
+    'batch_size': (int, 'B', 'windows of a step, to count steps (default: 512)'),
 }
-SMALLEST_SIZE = 'smoke'
-MAX_VOCABULARY_RATIO = 4  # a vocabulary below a fourth of that of a size belongs to a smaller model
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -64,31 +62,20 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
 
     if extra_args:
         raise UserError(f'{extra_args[0]} is unknown (a pattern must be quoted); see sinklab prepare --help')
-    is_check = args.check is not None
-    for name in BUILD_OPTIONS if is_check else CHECK_OPTIONS:
-        if getattr(args, name) is not None:
-            raise UserError(f'--{name} has no effect {"with" if is_check else "without"} --check; remove it')
     fields = parse_settings(args)
-    if is_check:
-        store = Store(args.check, verify=True)
-        size = choose_size(store) or SMALLEST_SIZE
-        print_store(args, store, size, fields['length'], fields['batch_size'])
+    if args.check is not None:
+        for name in BUILD_OPTIONS:
+            if getattr(args, name) is not None:
+                raise UserError(f'--{name} has no effect with --check; remove it')
+        print_store(args, Store(args.check, verify=True), fields['length'], fields['batch_size'])
         return 0
     if not (args.source and args.out):
         raise UserError('give --source and --out to prepare a store, or --check to verify one')
     build_store(args, fields)
     store = Store(args.out)
-    fitting_size = choose_size(store)
-    size = fitting_size or SMALLEST_SIZE
-    print_store(args, store, size)
-    if not args.json and fitting_size:
-        print(f'train on it with: {format_train_command(args.out, fields, store, size)}')
-    elif not args.json:
-        spec = load_size(size)
-        print(
-            f'no size fits: --size={size} needs {spec.optimizer.batch_size} windows for training and '
-            f'{spec.valid.windows} held out; give more documents'
-        )
+    print_store(args, store, fields['length'], fields['batch_size'])
+    if not args.json:
+        print(f'train on it with: {format_train_flags(args.out, fields, store)}')
     return 0
 
 
@@ -96,6 +83,7 @@ def parse_settings(args: argparse.Namespace) -> dict[str, Any]:
     """Return the given options, checked as config fields of the same name, and defaults for the others."""
     defaults = dict.fromkeys(OPTIONS) | {name: getattr(Spec().data, name) for name in STORE_FIELDS}
     defaults |= dict(vocabulary=Spec().model.vocabulary, shard_tokens=1 << 24)
+    defaults |= dict(length=Spec().data.length, batch_size=Spec().optimizer.batch_size)
     types = get_field_types(ModelConfig) | get_field_types(OptimizerConfig) | get_field_types(DataConfig)
     types |= dict(out=str, check=str, shard_tokens=PositiveInt)
     given = {name: value for name, value in vars(args).items() if name in OPTIONS and value is not None}
@@ -120,52 +108,19 @@ def build_store(args: argparse.Namespace, fields: dict[str, Any]) -> None:
     prepare_store(recipe, parse_path(args.out))
 
 
-def choose_size(store: Any) -> str | None:
-    """Choose the size with the longest windows that fits a store; None if none does.
-
-    A size fits if the store has windows for a batch and for validation, and if the vocabulary is not small for it: a
-    tokenizer of 512 ids was not trained for a model that has 50,432.
-    """
-    specs = {size: load_size(size) for size in SIZES}
-    for size, spec in sorted(specs.items(), key=lambda item: item[1].data.length, reverse=True):
-        min_vocabulary = spec.model.vocabulary // MAX_VOCABULARY_RATIO
-        if has_enough_windows(store, spec) and store.meta['vocabulary'] >= min_vocabulary:
-            return size
-    return None
+def format_train_flags(store_path: str, fields: dict[str, Any], store: Any) -> str:
+    """Format the overrides with which a run reads the store."""
+    overrides = {'data.source': f'store:{store_path}', 'model.vocabulary': store.meta['vocabulary']}
+    overrides |= {f'data.{name}': fields[name] for name in STORE_FIELDS[1:]}
+    defaults = flatten_dict(dataclasses.asdict(Spec()))
+    changes = {path: value for path, value in overrides.items() if value != defaults[path]}
+    return shlex.join([f'--config.{path}={value}' for path, value in changes.items()])
 
 
-def load_size(size: str) -> Spec:
-    """Load the default config at a size."""
-    from sinklab.cli.config_flags import load_spec
-
-    return load_spec('configs/default.py', [], size)[0]
-
-
-def has_enough_windows(store: Any, spec: Spec) -> bool:
-    num_train, num_held_out = (
-        sum(store.count_windows(split, spec.data.length).values()) for split in ('train', 'held_out')
-    )
-    return num_train >= spec.optimizer.batch_size and num_held_out >= spec.valid.windows
-
-
-def format_train_command(store_path: str, fields: dict[str, Any], store: Any, size: str) -> str:
-    """Format a command that trains on the store at a size."""
-    spec = load_size(size)
-    changed_names = [name for name in STORE_FIELDS[1:] if fields[name] != getattr(spec.data, name)]
-    overrides = [f'--config.data.{name}={fields[name]}' for name in changed_names]
-    if spec.model.vocabulary != store.meta['vocabulary'] and (size != 'paper' or fields['tokenizer'] == 'train'):
-        overrides.append(f'--config.model.vocabulary={max(store.meta["vocabulary"], MIN_TRAINED_VOCABULARY)}')
-    argv = ['sinklab', 'train', '--config=configs/default.py', *([] if size == 'paper' else [f'--size={size}'])]
-    return shlex.join([*argv, f'--config.data.source=store:{store_path}', *overrides, '--workdir=runs/new'])
-
-
-def print_store(
-    args: argparse.Namespace, store: Any, size: str, length: int | None = None, batch_size: int | None = None
-) -> None:
-    """Print what a store contains; windows and batches are those of a size, or of `length` and `batch_size`."""
+def print_store(args: argparse.Namespace, store: Any, length: int, batch_size: int) -> None:
+    """Print what a store contains, with its number of windows of `length` and of batches of `batch_size`."""
     from sinklab.cli import terminal
 
-    length, batch_size = length or load_size(size).data.length, batch_size or load_size(size).optimizer.batch_size
     windows = {split: store.count_windows(split, length) for split in ('train', 'held_out')}
     num_batches = sum(windows['train'].values()) // batch_size
     if args.json:

@@ -1,17 +1,19 @@
 """Flags of a run with several processes, and the line that says how a run has ended."""
 
 import argparse
-import math
 import shlex
 import sys
 from pathlib import Path
 
-from sinklab.errors import UserError
+from sinklab.cli.flag_types import positive_float, positive_int
 from sinklab.exit_status import ExitStatus
-from sinklab.process_group import ProcessGroup, join_processes
 from sinklab.storage.folder_lock import DEFAULT_GRACE_SECONDS
 
-RECOVERY_HINTS = {'stopped': '; resume with: {command}', 'lost': '; start the same command again'}
+RECOVERY_HINTS = {
+    'stopped': '; resume with: {command}',
+    'lost': '; start the same command again',
+    'diverged': '; the run has diverged: sinklab checkpoint ls lists what it has saved',
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,39 +31,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--process', type=int, metavar='I', help='number of this process, from 0')
     parser.add_argument(
         '--join_timeout',
-        type=float,
-        default=300.0,
+        type=positive_int,
+        default=300,
         metavar='SECONDS',
-        help='seconds to wait for all processes at the start (default: %(default)g)',
+        help='seconds to wait for all processes at the start (default: %(default)s)',
     )
     parser.add_argument(
         '--step_timeout',
-        type=float,
+        type=positive_float,
         default=600.0,
         metavar='SECONDS',
         help='seconds without the end of a step, after which a run of several processes ends (default: %(default)g)',
     )
     parser.add_argument(
         '--grace',
-        type=float,
+        type=positive_float,
         default=DEFAULT_GRACE_SECONDS,
         metavar='SECONDS',
         help='seconds to wait for a job that still uses the folder, such as one that saves (default: %(default)g)',
     )
-
-
-def join(args: argparse.Namespace) -> ProcessGroup:
-    """Connect to the other processes of the run.
-
-    Raises:
-        UserError: A flag is invalid, or the processes cannot connect.
-    """
-    for name, minimum in {'join_timeout': 1, 'step_timeout': 1, 'grace': 0}.items():
-        value = getattr(args, name)
-        if not minimum <= value < math.inf or not value:
-            limit = f'of at least {minimum}' if minimum else 'above 0'
-            raise UserError(f'--{name}={value:g} must be a number of seconds {limit}')
-    return join_processes(args.coordinator, args.processes, args.process, args.join_timeout)
 
 
 def format_exit_status(exit_status: ExitStatus) -> str:

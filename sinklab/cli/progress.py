@@ -11,12 +11,11 @@ import math
 import threading
 import time
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from sinklab.cli import terminal
 from sinklab.config.spec import Spec
 from sinklab.errors import print_status
-from sinklab.exit_status import STOPPING_MESSAGE
 from sinklab.metrics.registry import HEADLINE_METRIC
 from sinklab.run_dir import RunDir
 from sinklab.storage.errors import is_storage_error
@@ -28,7 +27,6 @@ from sinklab.train.callbacks import Callback, summarize_newest_attempt
 LOG_SECONDS = 10.0  # seconds between two lines of a log
 SPEED_SECONDS = 600.0  # seconds over which the speed is averaged that gives the remaining time
 LOSS_METRIC, SPEED_METRIC = 'train/loss', 'speed/tokens_per_second'
-MAX_FINISHED_BARS = 8  # with more runs than this, the bar of a run is hidden when the run ends
 REMOTE_POLL_SECONDS = 20.0  # in a bucket, where metrics.jsonl is read whole and written once a minute
 
 
@@ -76,12 +74,12 @@ class ProgressDisplay:
 
     def __init__(self, console: terminal.Console, suppressed_errors: tuple[type[Exception], ...] = (OSError,)):
         self.console, self.suppressed_errors = console, suppressed_errors
-        self.is_live, self.is_stopping = terminal.is_live(console), False
+        self.is_live = terminal.is_live(console)
         self.bars = Progress(
-            terminal.make_progress_column('{task.description}'),
+            TextColumn('{task.description}', markup=False),
             BarColumn(bar_width=16),
             MofNCompleteColumn(),
-            terminal.make_progress_column('{task.fields[text]}'),
+            TextColumn('{task.fields[text]}', markup=False),
             TimeRemainingColumn(compact=True),
             console=console,
             transient=True,
@@ -111,20 +109,26 @@ class ProgressDisplay:
         metrics = self.metrics[key]
         for record in records:
             metrics.update(record)
-        text = 'stopping, saves a checkpoint' if self.is_stopping else metrics.format_bar_text()
-        text += f'  {metrics.speed} tokens/s' if self.console.width >= 100 else ''
+        text = metrics.format_bar_text() + (f'  {metrics.speed} tokens/s' if self.console.width >= 100 else '')
         self.bars.update(key, completed=metrics.step, text=text)
         is_due = metrics.step == metrics.num_steps or time.monotonic() - self.print_times[key] > LOG_SECONDS
         if not self.is_live and is_due:
-            self.print_times[key] = time.monotonic()
-            task = self.bars.tasks[key]
-            remaining = datetime.timedelta(seconds=round(task.time_remaining or 0))
-            suffix = f'  {remaining} left' if remaining else ''
-            self.print_line(f'{task.description}  {metrics.format_line()}{suffix}')
+            self.print_metrics(key)
 
-    def hide_ended(self, key: TaskID, num_runs: int) -> None:
-        """Hide the bar of a run that has ended, if there are many runs."""
-        self.bars.update(key, visible=num_runs <= MAX_FINISHED_BARS)
+    def print_metrics(self, key: TaskID) -> None:
+        """Print the newest metrics of a run in one line."""
+        self.print_times[key] = time.monotonic()
+        task = self.bars.tasks[key]
+        remaining = datetime.timedelta(seconds=round(task.time_remaining or 0))
+        suffix = f'  {remaining} left' if remaining else ''
+        self.print_line(f'{task.description}  {self.metrics[key].format_line()}{suffix}')
+
+    def end(self, key: TaskID, outcome: str) -> None:
+        """Remove the bar of a run that has ended, and print its newest metrics and its outcome."""
+        if self.is_live:
+            self.print_metrics(key)
+        self.bars.update(key, visible=False)
+        self.print_line(f'{self.bars.tasks[key].description}  {outcome}')
 
     def print_line(self, text: str) -> None:
         """Print a line above the bars."""
@@ -151,9 +155,13 @@ class ProgressCallback(Callback):
         row_description: str | None = None,
         shows_facts: bool = True,
     ):
-        self.display, self.name = display, name
-        self.num_steps, self.checkpoint = spec.optimizer.steps, spec.checkpoint
-        self.row_description, self.shows_facts, self.has_epochs = row_description, shows_facts, False
+        self.display = display
+        self.name = name
+        self.num_steps = spec.optimizer.steps
+        self.checkpoint = spec.checkpoint
+        self.row_description = row_description
+        self.shows_facts = shows_facts
+        self.has_epochs = False
         self.key = display.add(name, self.num_steps)
 
     def on_record(self, record: dict, written: bool) -> None:
@@ -161,36 +169,34 @@ class ProgressCallback(Callback):
 
     def show_records(self, records: list[dict]) -> None:
         record = records[-1]
-        if not self.has_epochs and 'data/epoch' in record:
+        if self.shows_facts and not self.has_epochs and 'data/epoch' in record:
             self.has_epochs = True
             epochs = record['data/epoch'] * self.num_steps / record['step']
             share = f'{100 * epochs:.3g} % of the data' if epochs < 1 else f'the data {epochs:.3g} times'
-            self.print_fact(f'{self.num_steps} steps read {share}')
+            self.on_message(f'{self.num_steps} steps read {share}')
         self.display.update(self.key, *records)
 
     def on_message(self, line: str) -> None:
         self.display.print_line(f'{self.name}  {line}')
 
     def on_train_begin(self, step: int, attention: str, changes: list[str]) -> None:
+        if not self.shows_facts:
+            return
         if self.row_description:
-            self.print_fact(self.row_description)
-        self.print_fact(f'attention: {attention}')
+            self.on_message(self.row_description)
+        self.on_message(f'attention: {attention}')
         if changes:
             self.on_message(f'since step {step}: {"; ".join(changes)}')
         elif step:
-            self.print_fact(f'resumes after step {step}')
+            self.on_message(f'resumes after step {step}')
         interval = self.checkpoint.every_steps
         if not self.checkpoint.every_minutes and (
             not interval or step + interval - step % interval >= self.num_steps
         ):
-            self.print_fact(
+            self.on_message(
                 f'saves a checkpoint only at the end, or when Ctrl-C or SIGTERM stops it '
                 f'(config.checkpoint.every_steps is {interval})'
             )
-
-    def print_fact(self, line: str) -> None:
-        if self.shows_facts:
-            self.on_message(line)
 
 
 class MessageCallback(Callback):
@@ -206,17 +212,14 @@ class RunFollower:
     Args:
         run_dir: The folder of the run, which need not exist yet.
         callback: Receives the newest attempt and its records.
-        skips_past: Whether an attempt that has been recorded already is skipped.
     """
 
-    def __init__(self, run_dir: RunDir, callback: ProgressCallback, skips_past: bool = False):
-        self.run_dir, self.callback = run_dir, callback
+    def __init__(self, run_dir: RunDir, callback: ProgressCallback):
+        self.run_dir = run_dir
+        self.callback = callback
         self.num_lines: int | None = None
+        self.num_attempts = 0
         self.poll_time = -math.inf
-        self.num_attempts = len(self.read_attempts()) if skips_past else 0
-
-    def read_attempts(self) -> list[dict]:
-        return self.run_dir.read_environment().get('attempts', [])
 
     def is_due(self) -> bool:
         """Return whether it is time for the next poll; a bucket is read seldom, where files are read whole."""
@@ -225,7 +228,7 @@ class RunFollower:
     def poll(self) -> None:
         """Pass a new attempt and new records to the callback; at first, the newest Sink_1 and the newest record."""
         self.poll_time = time.monotonic()
-        attempts = self.read_attempts()
+        attempts = self.run_dir.read_environment().get('attempts', [])
         if len(attempts) > self.num_attempts:
             self.num_attempts = len(attempts)
             self.callback.on_train_begin(*summarize_newest_attempt(self.run_dir, attempts))
@@ -240,31 +243,18 @@ class RunFollower:
 
 
 class SweepDisplay(ProgressDisplay):
-    """Progress display of all runs of a sweep.
+    """Progress display of the running runs of a sweep."""
 
-    Args:
-        runs: All runs; each run that is still to do gets a bar when it begins.
-        jobs: How many runs train at once.
-    """
-
-    def __init__(self, runs: list[SweepRun], jobs: int):
+    def __init__(self) -> None:
         super().__init__(terminal.make_console(stderr=True))
-        self.pending_runs, self.seeds = [run for run in runs if run.outcome == 'to do'], {run.seed for run in runs}
         self.followers: dict[int, RunFollower] = {}
-        self.lock, self.total_bar = threading.Lock(), None
-        if self.is_live and len(self.pending_runs) > jobs:
-            num_steps = sum(run.spec.optimizer.steps for run in self.pending_runs)
-            self.total_bar = self.bars.add_task('all runs', total=num_steps, text='')
-
-    def format_run_name(self, run: SweepRun) -> str:
-        return run.row if self.is_live and len(self.seeds) == 1 else str(run)
+        self.lock = threading.Lock()
 
     def on_run_begin(self, label: str, run: SweepRun) -> None:
-        if not self.is_live:
-            self.print_line(label)
+        self.print_line(label)
+        callback = ProgressCallback(self, str(run), run.spec, shows_facts=False)
         with self.lock:
-            callback = ProgressCallback(self, self.format_run_name(run), run.spec, shows_facts=not self.is_live)
-            self.followers[id(run)] = RunFollower(run.run_dir, callback, skips_past=True)
+            self.followers[id(run)] = RunFollower(run.run_dir, callback)
 
     def poll(self) -> None:
         """Show what the running runs have written since the last call."""
@@ -272,11 +262,6 @@ class SweepDisplay(ProgressDisplay):
             for follower in self.followers.values():
                 if follower.is_due():
                     self.show(follower)
-            if self.total_bar is not None:
-                num_done = sum(metrics.step == metrics.num_steps for metrics in self.metrics.values())
-                num_steps = sum(metrics.step for metrics in self.metrics.values())
-                text = f'{num_done}/{len(self.pending_runs)} runs'
-                self.bars.update(self.total_bar, completed=num_steps, text=text)
 
     def show(self, follower: RunFollower) -> None:
         """Show what a run has written; the run itself tells about a folder that cannot be read."""
@@ -287,10 +272,10 @@ class SweepDisplay(ProgressDisplay):
                 raise
 
     def on_output_line(self, run: SweepRun, line: bytes) -> None:
-        """Show a line from the process of a run, except how it has stopped: the sweep tells that itself."""
+        """Show a line from the process of a run, except how it has ended: the sweep tells that itself."""
         text = line.decode(errors='backslashreplace').removesuffix('\n')
-        if text.strip() and text != STOPPING_MESSAGE and not text.startswith('sinklab train: '):
-            self.print_line(f'{self.format_run_name(run)}: {text}')
+        if text.strip() and not text.startswith('sinklab train: '):
+            self.print_line(f'{run}: {text}')
 
     def on_run_end(self, run: SweepRun) -> None:
         with self.lock:
@@ -298,13 +283,5 @@ class SweepDisplay(ProgressDisplay):
             self.show(follower)
         is_stopped = run.outcome == 'to do'
         message = run.read_last_outcome().get('message') if is_stopped else run.reason
-        if message:
-            self.print_line(f'{self.format_run_name(run)}: {"stopped" if is_stopped else run.outcome}: {message}')
-        self.hide_ended(follower.callback.key, len(self.pending_runs))
-        self.poll()
-
-    def on_stop_signal(self) -> None:
-        """Show behind the bars that the runs are stopping and save checkpoints."""
-        self.is_stopping = True
-        for key, metrics in [*self.metrics.items()] if self.is_live else []:
-            self.update(key, dict(step=metrics.step))
+        outcome = 'stopped' if is_stopped else run.outcome
+        self.end(follower.callback.key, f'{outcome}: {message}' if message else outcome)

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from sinklab.errors import UserError, format_extra_command
 from sinklab.run_dir import RunDir
+from sinklab.storage.files import open_writable_folder
 from sinklab.storage.paths import find_common_folder, is_remote, make_absolute, parse_path
 from sinklab.sweep import plan, results
 
@@ -95,18 +96,18 @@ def write_report(out_dir: Path, runs: list, args: argparse.Namespace, verdicts: 
     """Write report.html and the requested pictures."""
     from sinklab.report import page
 
-    try:
-        if not is_remote(out_dir):
-            out_dir.mkdir(parents=True, exist_ok=True)
+    if out_dir.is_file():
+        raise UserError(f'{out_dir} is a file; choose another --out')
+    with open_writable_folder(out_dir):
         page.write_report_page(out_dir / 'report.html', runs, verdicts)
         if kinds := [kind for kind in PICTURE_KINDS if getattr(args, kind)]:
-            from sinklab.report import pictures
-
+            try:
+                from sinklab.report import pictures
+            except ImportError as error:
+                raise UserError(
+                    f'pictures need {error.name}; install it: {format_extra_command("report")}'
+                ) from error
             pictures.write_pictures(out_dir, runs, kinds)
-    except OSError as error:
-        raise UserError(f'{out_dir} cannot be written ({error.strerror}); choose another --out') from error
-    except ImportError as error:
-        raise UserError(f'pictures need {error.name}; install it: {format_extra_command("report")}') from error
 
 
 def write_page(sweep_dir: Path) -> Path | None:

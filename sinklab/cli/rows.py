@@ -74,7 +74,7 @@ def load_row(file: str, row: str, size: str | None, module: Any) -> dict:
         baseline = config_flags.get_baseline(module, row_info['size'])
         row_info['equals_baseline'] = flatten_dict(dataclasses.asdict(spec)) == baseline
     except UserError as error:
-        row_info = config_flags.get_row_info(module, file, row)
+        row_info = config_flags.get_row_info(module, file, row, {})
         row_info |= dict(size=size, equals_baseline=False, refused=str(error))
     row_info.pop('overrides', None)
     names = [name for name in row_info['published'] if name in NOT_MEASURED]

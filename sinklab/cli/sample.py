@@ -55,20 +55,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, extra_args: list[str]) -> int:
     from sinklab.train import generate
 
-    checkpoint = checkpoint_flags.load_checkpoint(args.run)
-    vocabulary = checkpoint.spec.model.vocabulary
-    if args.top_k is not None and args.top_k > vocabulary:
-        raise UserError(f'--top_k is {args.top_k}; it must be a whole number from 1 to {vocabulary} (vocabulary)')
-    cache_text = args.cache or get_default_cache(checkpoint.spec.data.length)
-    cache = checkpoint_flags.parse_cache(cache_text, checkpoint.spec)
+    model = checkpoint_flags.load_checkpoint(args.run)
+    if args.top_k is not None and args.top_k > model.vocabulary:
+        raise UserError(
+            f'--top_k is {args.top_k}; it must be a whole number from 1 to {model.vocabulary} (vocabulary)'
+        )
+    cache_text = args.cache or get_default_cache(model.spec.data.length)
+    cache = checkpoint_flags.parse_cache(cache_text, model.spec)
     if args.run.startswith(MODEL_PREFIXES):
-        print(f'{checkpoint}: computed in {checkpoint.spec.model.dtype}', file=sys.stderr)
-    tokenizer = checkpoint.load_tokenizer(args.tokenizer)
-    ids_T = checkpoint.encode_text(args.prompt, args.bare, tokenizer)
-    sampler, params = generate.Sampler(args.temperature, args.top_k), checkpoint.load_parameters()
-    generated_ids = generate.sample_tokens(checkpoint.spec, cache, params, ids_T, args.tokens, sampler, args.seed)
+        print(f'{model.name}: computed in {model.dtype}', file=sys.stderr)
+    ids_T = checkpoint_flags.encode_text(model, args.prompt, args.bare)
+    sampler = generate.Sampler(args.temperature, args.top_k)
+    generated_ids = generate.sample_tokens(model.spec, cache, model.params, ids_T, args.tokens, sampler, args.seed)
     print(args.prompt, end='', flush=True)
-    for piece in decode_stream(tokenizer, ids_T[ids_T >= 0].tolist(), generated_ids):
+    for piece in decode_stream(model.tokenizer, ids_T[ids_T >= 0].tolist(), generated_ids):
         print(piece, end='', flush=True)
     print()
     return 0

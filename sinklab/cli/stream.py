@@ -32,20 +32,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, extra_args: list[str]) -> int:
     from sinklab.train.generate import measure_perplexity
 
-    checkpoint = checkpoint_flags.load_checkpoint(args.run)
-    cache_texts = list_default_caches(checkpoint.spec.data.length) if args.cache is None else args.cache.split(',')
-    caches = [checkpoint_flags.parse_cache(cache_text, checkpoint.spec) for cache_text in cache_texts]
-    tokenizer = checkpoint.load_tokenizer(args.tokenizer)
-    ids_T = checkpoint.encode_text(read_text_file(args.text), args.bare, tokenizer)
-    params, published = checkpoint.load_parameters(), checkpoint.run_dir.read_json('row').get('published', {})
+    model = checkpoint_flags.load_checkpoint(args.run)
+    cache_texts = list_default_caches(model.spec.data.length) if args.cache is None else args.cache.split(',')
+    caches = [checkpoint_flags.parse_cache(cache_text, model.spec) for cache_text in cache_texts]
+    ids_T = checkpoint_flags.encode_text(model, read_text_file(args.text), args.bare)
+    published = model.run_dir.read_json('row').get('published', {})
     rows = []
     for cache in caches:
-        result = measure_perplexity(checkpoint.spec, cache, params, ids_T)
+        result = measure_perplexity(model.spec, cache, model.params, ids_T)
         row = dict(cache=str(cache), perplexity=result.perplexity, loss=result.loss, predicted=result.num_predicted)
-        row |= dict(published=published.get(f'perplexity/{cache}'), dtype=checkpoint.spec.model.dtype)
+        row |= dict(published=published.get(f'perplexity/{cache}'), dtype=model.dtype)
         row |= dict(tokens_per_second=(len(ids_T) - 1) / result.seconds)
         if not args.json:
-            print_row(row, f'{checkpoint}, {result.num_predicted:,} predicted tokens of {args.text}', not rows)
+            print_row(row, f'{model.name}, {result.num_predicted:,} predicted tokens of {args.text}', not rows)
         rows.append(
             {
                 name: None if isinstance(value, float) and not math.isfinite(value) else value

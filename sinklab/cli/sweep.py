@@ -81,7 +81,8 @@ def add_jobs_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, extra_args: list[str]) -> int:
-    layout, (module, table) = hardware_flags.parse_hardware(args), select_rows(args)
+    layout = hardware_flags.parse_hardware(args)
+    module, rows = select_rows(args)
     seeds = parse_seeds('1' if args.seeds is None else args.seeds)
     check_no_seed_overrides(extra_args)
 
@@ -92,19 +93,16 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
     options = [f'--{name}={value}' for name in ('size', 'compiled') if (value := getattr(args, name))]
     options = [*hardware_flags.format_hardware_flags(layout), *options, *extra_args]
     with hold_folder(RunDir(args.workdir).path) as check_owner:
-        runs = plan.plan_runs(table, seeds, args.workdir, load_row, layout)
-        for names in plan.find_duplicate_rows(runs):
-            print_status(f'sinklab sweep: {" and ".join(names)} are the same run at size {runs[0].size}')
-        if baseline := config_flags.get_baseline(module, args.size):
-            for run in {run.row: run for run in runs}.values():
-                changes = config_flags.describe_changes(baseline, run.spec, run.size)
+        runs = plan.plan_runs(rows, seeds, args.workdir, load_row, layout)
+        for run in runs[: len(rows)]:
+            if changes := config_flags.describe_changes(module, run.spec, run.row_info['size']):
                 print_status(f'sinklab sweep: {run.row} {changes}')
-        write_table(args, extra_args, table, runs)  # so that other commands find the runs
+        write_table(args, extra_args, runs)  # so that other commands find the runs
         stop_signal = train_runs(
             runs, lambda run: make_train_command(f'{args.config}:{run.row}', run, options), check_owner, args.jobs
         )
         check_owner()
-        print_summary(args, *write_table(args, extra_args, table, runs), stop_signal)
+        print_summary(args, *write_table(args, extra_args, runs), stop_signal)
     return report_failures('sweep', runs, stop_signal)
 
 
@@ -114,7 +112,7 @@ def train_runs(
     """Train the pending runs in one progress display; return the signal that stopped them, or None."""
     from sinklab.cli.progress import SweepDisplay
 
-    with SweepDisplay(runs, jobs) as display:
+    with SweepDisplay() as display:
         return run_sweep(runs, make_command, display, check_owner, jobs)
 
 
@@ -139,21 +137,21 @@ def report_failures(command_name: str, runs: list[SweepRun], stop_signal: int | 
     return 1 if failures else 0
 
 
-def select_rows(args: argparse.Namespace) -> tuple[Any, dict[str, dict]]:
-    """Load the config file; return its module and the selected rows, {name: row}, in the order of --rows."""
+def select_rows(args: argparse.Namespace) -> tuple[Any, list[str]]:
+    """Load the config file; return its module and the names of the selected rows, in the order of --rows."""
     file, row = config_flags.split_config_path(args.config)
     if row:
         suggestion = shlex.join([f'--config={file}', f'--rows={row}'])
         raise UserError(f'--config={args.config} names a row; give {suggestion}')
     module = config_flags.load_config_module(file)
-    table = config_flags.load_rows(file, args.size, module)
+    table = getattr(module, 'ROWS', {})
     if not table:
         raise UserError(f'--config={file} has no rows; sinklab rows lists the files that have rows')
     names = list(table) if args.rows is None else args.rows.split(',')
     for name in names:
         if name not in table or names.count(name) > 1:
             raise UserError(format_unknown_name(f'--rows={args.rows}: row {name!r}', name, table, f'rows of {file}'))
-    return module, {name: table[name] for name in names}
+    return module, names
 
 
 def format_seed_flags(seed: int) -> list[str]:
@@ -165,14 +163,15 @@ def make_train_command(config_path: str, run: SweepRun, options: list[str]) -> l
     return [*get_program_argv(), 'train', *flags, *options, *format_seed_flags(run.seed)]
 
 
-def write_table(
-    args: argparse.Namespace, extra_args: list[str], table: dict[str, dict], runs: list[SweepRun]
-) -> tuple[list[dict], dict]:
+def write_table(args: argparse.Namespace, extra_args: list[str], runs: list[SweepRun]) -> tuple[list[dict], dict]:
     """Write sweep.json, and return its rows and when the sink of each row emerges."""
     from sinklab.report import sweep_table
 
     overrides = dict(map(config_flags.parse_override, extra_args))
-    groups = [make_run_group(dict(row_info, overrides=overrides), runs) for row_info in table.values()]
+    groups = []
+    for name in dict.fromkeys(run.row for run in runs):
+        row_runs = [run for run in runs if run.row == name]
+        groups.append(make_run_group(row_runs[0].row_info | dict(overrides=overrides), row_runs))
     rows, sweep_dir = sweep_table.make_sweep_table(groups), parse_path(args.workdir)
     with open_writable_folder(sweep_dir), atomic_write(sweep_dir / 'sweep.json') as temp_path:
         temp_path.write_text(format_json(rows) + '\n', encoding='utf-8')
@@ -200,12 +199,11 @@ def print_summary(args: argparse.Namespace, rows: list[dict], spans: dict, stop_
 def make_run_group(row_info: dict, runs: list[SweepRun]) -> Any:
     from sinklab.report.sweep_table import RowResult, read_last_metrics
 
-    row_runs = [run for run in runs if run.row == row_info['row']]
     return RowResult(
-        dict(row_info, size=row_runs[0].size),
-        outcomes={run.seed: run.outcome for run in row_runs},
-        reasons={run.seed: run.reason for run in row_runs if run.reason},
-        metrics_by_seed={run.seed: read_last_metrics(run.run_dir) for run in row_runs if run.outcome == 'done'},
+        row_info,
+        outcomes={run.seed: run.outcome for run in runs},
+        reasons={run.seed: run.reason for run in runs if run.reason},
+        metrics_by_seed={run.seed: read_last_metrics(run.run_dir) for run in runs if run.outcome == 'done'},
     )
 
 

@@ -55,22 +55,19 @@ def follow_runs(folder: Path, display: 'ProgressDisplay') -> None:
         is_over = not is_running(folder)  # determined before records are read, so that none is missed
         paths = [path for path in list_sweep_runs(folder) if RunDir(path).has_run()] if is_sweep(folder) else [folder]
         for path in paths:
+            is_ended = not is_running(path)
+            if is_ended and path in ended_paths:
+                continue
+            ended_paths.discard(path)  # a sweep may have started it again
             if path not in followers:
-                run_dir = RunDir(path)
-                row = run_dir.read_json('row')['row'] if path == folder else None
-                callback = ProgressCallback(display, row or make_absolute(path).name, read_spec(run_dir))
-                followers[path] = RunFollower(run_dir, callback)
-            if is_running(path):
-                if path in ended_paths:  # a sweep has started it again
-                    ended_paths.remove(path)
-                    display.bars.update(followers[path].callback.key, visible=True)
-                followers[path].poll()
-            elif path not in ended_paths:
+                run_dir, spec = RunDir(path), read_spec(RunDir(path))
+                row = run_dir.read_json('row')['row'] or make_absolute(path).name
+                name = row if path == folder else f'{row}, seed {spec.seed}'
+                followers[path] = RunFollower(run_dir, ProgressCallback(display, name, spec))
+            followers[path].poll()
+            if is_ended:
                 ended_paths.add(path)
-                followers[path].poll()
-                callback = followers[path].callback
-                callback.on_message(describe_outcome(RunDir(path)))
-                display.hide_ended(callback.key, len(paths))
+                display.end(followers.pop(path).callback.key, describe_outcome(RunDir(path)))
         if is_over:
             return
         time.sleep(REMOTE_POLL_SECONDS if is_remote(folder) else POLL_SECONDS)

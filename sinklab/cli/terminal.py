@@ -7,7 +7,6 @@ from typing import Any
 
 from rich import console
 from rich.cells import cell_len
-from rich.progress import TextColumn
 from rich.table import Table
 from rich.text import Text
 
@@ -51,11 +50,6 @@ def make_cell(text: object, style: str = '') -> Text:
 def make_multiline_cell(*texts: str | None) -> Text:
     """Make a cell with one line for each text that is not empty."""
     return Text('\n'.join(filter(None, texts)))
-
-
-def make_progress_column(template: str) -> TextColumn:
-    """Make a column of a progress bar whose fields are shown without markup."""
-    return TextColumn(template, markup=False)
 
 
 def print_table(

@@ -24,16 +24,16 @@ from sinklab.cli import config_flags, hardware_flags, hf, process_flags
 from sinklab.config.differences import flatten_dict
 from sinklab.config.spec import Hardware, Spec, WarmStartTakes
 from sinklab.errors import UserError
-from sinklab.exit_status import ExitStatus
 from sinklab.process_group import (
     ProcessGroup,
     broadcast_from_primary,
     check_equal_on_all,
+    join_processes,
     limit_shutdown,
     run_on_all_or_raise,
 )
 from sinklab.run_dir import RunDir
-from sinklab.run_ref import MODEL_PREFIXES, format_run_ref, parse_run_ref, read_spec, select_steps
+from sinklab.run_ref import MODEL_PREFIXES, format_run_ref, parse_run_ref, read_spec
 from sinklab.storage.paths import join_path, make_absolute, resolve_path
 
 
@@ -103,21 +103,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, extra_args: list[str]) -> int:
-    exit_code = run_training(args, extra_args, process_flags.join(args)).exit_code
-    limit_shutdown(exit_code)
-    return exit_code
-
-
-def run_training(args: argparse.Namespace, extra_args: list[str], group: ProcessGroup) -> ExitStatus:
-    """Train a run as one process of a group.
-
-    Args:
-        args: The parsed arguments.
-        extra_args: Overrides --config.PATH=VALUE.
-        group: The processes of the run.
-
-    Returns:
-        The exit status, on which all processes agree.
+    """Train a run as one process of a group; `sinklab.cli.main` reports the errors that end it.
 
     Raises:
         UserError: The arguments are invalid on any process, or differ between processes.
@@ -125,8 +111,8 @@ def run_training(args: argparse.Namespace, extra_args: list[str], group: Process
     from sinklab.cli import terminal
     from sinklab.cli.progress import MessageCallback, ProgressCallback, ProgressDisplay
     from sinklab.train import loop
-    from sinklab.train.run_outcome import DivergedError, StoppedBySignal, classify_error
 
+    group = join_processes(args.coordinator, args.processes, args.process, args.join_timeout)
     request = run_on_all_or_raise(group, lambda: prepare_run(args, extra_args, group))
     run_dir, row = request.run_dir, request.row
     check_equal_on_all(group, collect_shared_settings(request.spec, request.layout, request.parent))
@@ -141,38 +127,25 @@ def run_training(args: argparse.Namespace, extra_args: list[str], group: Process
             callbacks = [ProgressCallback(display, row['row'] or row['config'], request.spec, request.description)]
         if callbacks:
             callbacks += make_callbacks(args, request, callbacks[0].on_message)
+        loop.train(
+            request.spec,
+            request.layout,
+            run_dir,
+            row,
+            *callbacks,
+            group=group,
+            origin=warm_start,
+            grace_seconds=args.grace,
+            step_timeout=args.step_timeout,
+        )
+    if group.process_index == 0 and not args.quiet:
         try:
-            loop.train(
-                request.spec,
-                request.layout,
-                run_dir,
-                row,
-                *callbacks,
-                group=group,
-                origin=warm_start,
-                grace_seconds=args.grace,
-                step_timeout=args.step_timeout,
-            )
-            exit_status = ExitStatus('done')
-        except DivergedError as error:
-            # A checkpoint of the step before has the parameters that gave the metric.
-            steps = [step for step in run_dir.list_checkpoint_steps() if step < error.step - 1]
-            checkpoint = (
-                f'the last good checkpoint is {run_dir}@{steps[-1]}' if steps else 'no good checkpoint was saved'
-            )
-            message = f'{error}: the run has diverged; {checkpoint}'
-            exit_status = dataclasses.replace(classify_error(error), message=message)
-        except StoppedBySignal as error:
-            exit_status = classify_error(error)
-    try:
-        if exit_status.exit_code:
-            print(f'sinklab train: {process_flags.format_exit_status(exit_status)}', file=sys.stderr, flush=True)
-        elif group.process_index == 0 and not args.quiet:
             print_results(run_dir, row, run_dir.read_records())
             sys.stdout.flush()
-    except OSError:
-        terminal.discard_stdout()
-    return exit_status
+        except OSError:
+            terminal.discard_stdout()
+    limit_shutdown(0)
+    return 0
 
 
 def prepare_run(args: argparse.Namespace, extra_args: list[str], group: ProcessGroup) -> RunRequest:
@@ -217,13 +190,16 @@ def load_requested_spec(
     """Load the requested spec, from a config file or from the parent run of a fork.
 
     Returns:
-        The spec, the content of row.json, and a line about the fields that the row changes or about the optimizer.
+        The spec, the content of row.json, and a line about the fields that the row changes, or None.
 
     Raises:
         UserError: Neither --config nor --from is given, or the config is invalid.
     """
     if args.config:
-        return config_flags.load_and_describe(args.config, extra_args, args.size)
+        file, _ = config_flags.split_config_path(args.config)
+        module = config_flags.load_config_module(file)
+        spec, row = config_flags.load_spec(args.config, extra_args, args.size, module)
+        return spec, row, config_flags.describe_changes(module, spec, row['size'])
     if not parent:
         raise UserError(
             'neither --config nor --from is given; give --config=FILE[:ROW], such as configs/quickstart.py:softmax'
@@ -231,8 +207,7 @@ def load_requested_spec(
     if args.size:
         raise UserError(f'--size={args.size} is for a row of --config; remove it: a fork keeps the size of its run')
     source_dir = parent.run_dir if parent.run_dir.has_run() else run_dir
-    spec, row = config_flags.load_run_config(source_dir, make_absolute(run_dir.path).name, extra_args)
-    return spec, row, config_flags.describe_optimizer_source(row, spec) if parent.takes == 'params' else None
+    return *config_flags.load_run_config(source_dir, make_absolute(run_dir.path).name, extra_args), None
 
 
 def parse_from_flag(from_flag: str) -> WarmStartFlag:
@@ -258,21 +233,11 @@ def choose_step(flag: WarmStartFlag, child_dir: RunDir) -> int:
     Raises:
         UserError: The parent is no run, is the child itself, or lacks the step; or the child is another run.
     """
-    parent_dir = flag.run_dir
-    if resolve_path(parent_dir.path) == resolve_path(child_dir.path):
+    if resolve_path(flag.run_dir.path) == resolve_path(child_dir.path):
         raise UserError(f'--from={flag.flag_text} is also the --workdir; give a new folder')
     if child_dir.has_run():
         return get_recorded_step(flag, child_dir)
-    if not parent_dir.has_run():
-        raise UserError(
-            f'--from={flag.flag_text}: {parent_dir} contains no run; give a run folder, and a step: '
-            f'--from={format_run_ref(flag.takes, "RUN", "STEP")}'
-        )
-    steps = select_steps(parent_dir, flag.step)
-    newest_step = digests.find_newest_step(
-        parent_dir
-    )  # the last of `steps` may still be in the process of being saved
-    return steps[-1] if flag.step is not None or newest_step is None else newest_step
+    return digests.select_checkpoint(flag.run_dir, flag.step)
 
 
 def get_recorded_step(flag: WarmStartFlag, child_dir: RunDir) -> int:
@@ -308,18 +273,15 @@ def load_warm_start(flag: WarmStartFlag | None, step: int | None) -> Any:
 
 def make_callbacks(args: argparse.Namespace, request: RunRequest, print_message: Any) -> list:
     """Make the requested callbacks of the training loop: TensorBoard, Weights & Biases and the profiler."""
-    from sinklab.train import callbacks as callbacks_module
-    from sinklab.train.callbacks import BestEffortCallback
+    from sinklab.train.callbacks import BestEffortCallback, ProfilerCallback, TensorBoardCallback, WandbCallback
 
     callbacks = []
     if args.tensorboard:
-        tensorboard = callbacks_module.TensorBoardCallback(request.run_dir)
-        callbacks.append(BestEffortCallback(tensorboard, 'TensorBoard', print_message))
+        callbacks.append(BestEffortCallback(TensorBoardCallback(request.run_dir), 'TensorBoard', print_message))
     if args.wandb:
-        wandb = callbacks_module.WandbCallback(request.run_dir)
-        callbacks.append(BestEffortCallback(wandb, 'Weights & Biases', print_message))
+        callbacks.append(BestEffortCallback(WandbCallback(request.run_dir), 'Weights & Biases', print_message))
     if request.profile_steps:
-        callbacks.append(callbacks_module.ProfilerCallback(request.run_dir, request.profile_steps, print_message))
+        callbacks.append(ProfilerCallback(request.run_dir, request.profile_steps, print_message))
     return callbacks
 
 

@@ -196,14 +196,12 @@ def check_store(store: Store, data: DataConfig, vocabulary: int) -> None:
         raise UserError(f'config.data.loss is assistant, but {store} has no roles; set it to all, or prepare a chat:')
 
 
-def find_tokenizer_file(run_dir: Path, data: DataConfig, vocabulary: int, override: str | None = None) -> Path:
-    """Find the tokenizer.json of a run: `override`, that of the run folder, of the configuration, or of the store.
+def find_tokenizer_file(run_dir: Path, data: DataConfig, vocabulary: int) -> Path:
+    """Find the tokenizer.json of a run: that of the run folder, of the configuration, or of the store.
 
     If that of the run folder is a copy of the one that the configuration names, it is the latter: an export also
     reads other files beside it.
     """
-    if override:
-        return parse_path(override)
     run_file = run_dir / TOKENIZER_FILE
     if data.tokenizer == 'train':
         return run_file if run_file.exists() else open_corpus(data, vocabulary).path / TOKENIZER_FILE

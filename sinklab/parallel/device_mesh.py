@@ -65,7 +65,7 @@ def get_devices() -> list[jax.Device]:
         devices = jax.devices()
     except (RuntimeError, AssertionError) as error:
         raise UserError(
-            f'jax finds no device ({format_error(error)}); set JAX_PLATFORMS, or see sinklab doctor'
+            f'jax finds no device ({format_error(error)}); set JAX_PLATFORMS, such as JAX_PLATFORMS=cpu'
         ) from error
     if devices[0].platform == 'cpu':
         xla_faults.check_cpu_sums()

@@ -9,7 +9,6 @@ import jax.numpy as jnp
 
 from sinklab.chip_specs import ChipSpec
 from sinklab.config.spec import Hardware, Spec
-from sinklab.errors import UserError
 from sinklab.model import flops
 from sinklab.parallel import device_mesh, sharding
 from sinklab.train import memory_estimate, sink_probe, state, step, validation_loss
@@ -74,8 +73,6 @@ def compile_run(
     compiled_programs = {}
     with jax.set_mesh(mesh):
         lower_functions = get_programs(spec, hardware, mesh, backend)
-        if unknown_names := set(program_names) - set(lower_functions):
-            raise UserError(f'--programs: {min(unknown_names)} is unknown; give some of {", ".join(lower_functions)}')
         for name in program_names or lower_functions:
             print_line(f'compiling the program {name} for {mesh.size} devices, which may take minutes')
             with memory_estimate.translate_oom_errors(f'the program {name}'):

@@ -1,4 +1,4 @@
-"""Image files (matplotlib) of the lines of a report, and of the intervals of claims."""
+"""Image files (matplotlib) of the curves of a report."""
 
 import textwrap
 from collections.abc import Sequence
@@ -13,7 +13,6 @@ from sinklab.escape import FIGURE_RC_PARAMS, quote_file_name
 from sinklab.report.figures import Figure, make_figures
 from sinklab.report.run_groups import RunGroup, group_runs, make_group_table
 from sinklab.report.runs import RunResult
-from sinklab.report.statistics import INTERVAL_DESCRIPTION
 from sinklab.storage.files import atomic_write
 
 LINE_COLOURS = ('#0072B2', '#D55E00', '#009E73', '#CC79A7', '#E69F00', '#56B4E9', '#000000')  # by Okabe and Ito
@@ -110,37 +109,3 @@ def draw_line(axes: plt.Axes, line: dict, run_groups: list[RunGroup]) -> tuple[s
     return f'{run_groups[line["group"]].name}{count}', artist
 
 
-VERDICT_COLOURS = {'holds': '#009E73', 'contradicted': '#D55E00', 'not seen': '#0072B2', 'unsettled': '#999999'}
-
-
-def write_claims_plot(path: Path, entries: list[dict], unit: str) -> None:
-    """Write a PNG plot of the confidence interval of each claim whose difference has the unit `unit`.
-
-    A dash marks the published difference. Untestable claims and claims without an interval are left out.
-    """
-    drawn_entries = [
-        entry
-        for entry in entries
-        if entry['interval'] and entry['unit'] == unit and entry['verdict'] in VERDICT_COLOURS
-    ]
-    with plt.rc_context(FIGURE_RC_PARAMS):
-        figure, axes = plt.subplots(figsize=(6.4, 1.0 + 0.19 * len(drawn_entries)), layout='constrained')
-        for row, entry in enumerate(drawn_entries):
-            colour = VERDICT_COLOURS[entry['verdict']]
-            axes.plot(entry['interval'], [row, row], color=colour, linewidth=2)
-            axes.plot(entry['mean'], row, 'o', color=colour, markersize=4)
-            if entry['published'] is not None:
-                axes.scatter(entry['published'], row, marker='|', color='black', s=60)
-        axes.axvline(0, color='black', linewidth=0.5)
-        axes.set(xlabel=f'mean difference and its interval, {INTERVAL_DESCRIPTION} ({unit})')
-        labels = [wrap_label(f'{entry["claim"]} {entry["relation"]}') for entry in drawn_entries]
-        axes.set_yticks(range(len(labels)), labels, fontsize=7)
-        axes.set_ylim(len(labels) - 0.4, -0.6)
-        handles = [
-            plt.Line2D([], [], color=colour, linewidth=2, label=key) for key, colour in VERDICT_COLOURS.items()
-        ]
-        handles += [plt.Line2D([], [], color='black', marker='|', linewidth=0, label='published')]
-        figure.legend(handles=handles, fontsize=7, loc='outside upper center', ncols=len(handles), frameon=False)
-        with atomic_write(path) as unfinished:
-            figure.savefig(unfinished, dpi=150, format='png')
-        plt.close(figure)

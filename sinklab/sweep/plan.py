@@ -20,7 +20,7 @@ class SweepRun:
     row: str  # with the table as TABLE:ROW if the sweep has several tables
     seed: int
     run_dir: RunDir
-    size: str | None
+    row_info: dict  # the content of row.json
     spec: Spec
     outcome: str = 'to do'  # or `done`, `diverged`, `refused` or `crashed`
     reason: str = ''  # of the outcome
@@ -70,7 +70,7 @@ def plan_runs(
                 raise UserError(f'rows {other.row!r} and {row!r} would share {run_dir}; rename one of them')
             try:
                 spec, row_info = load(row, seed)
-                runs[run_dir.path] = SweepRun(row, seed, run_dir, row_info['size'], spec)
+                runs[run_dir.path] = SweepRun(row, seed, run_dir, row_info, spec)
                 check_run(runs[run_dir.path], hardware)
             except UserError as error:
                 errors.setdefault(row, str(error))
@@ -110,11 +110,3 @@ def check_run(run: SweepRun, hardware: Hardware) -> None:
         run.outcome, run.reason = 'diverged', last_outcome.get('message', '')
     else:
         check_layout(run.spec, hardware, make_abstract_mesh(hardware))
-
-
-def find_duplicate_rows(runs: list[SweepRun]) -> list[list[str]]:
-    """Find groups of rows with equal configs, such as rows that differ only at the size of the paper."""
-    rows_of_spec = {}
-    for run in runs:
-        rows_of_spec.setdefault(run.spec, []).append(run.row)
-    return [list(names) for names in dict.fromkeys(map(tuple, rows_of_spec.values())) if len(names) > 1]

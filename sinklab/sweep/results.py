@@ -2,13 +2,13 @@
 
 import dataclasses
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 
-from sinklab.config.differences import flatten_dict, format_differences
+from sinklab.config.differences import flatten_dict
 from sinklab.config.spec import Spec
-from sinklab.errors import UserError, format_error
-from sinklab.report.claims import Reading, read_claim_metrics
+from sinklab.errors import UserError
+from sinklab.report.claims import read_claim_metrics
 from sinklab.run_dir import RunDir
 from sinklab.run_files import ClaimEntry, Claims
 from sinklab.storage.files import DamagedFileError, atomic_write, open_writable_folder, read_json, warn_once
@@ -19,17 +19,6 @@ from sinklab.sweep.plan import SweepRun
 CLAIMS_FILE, VERDICTS_FILE = 'claims.json', 'verdicts.json'
 
 
-def expand_same_rows(claims_data: dict) -> dict[str, dict]:
-    """Return {row: {seed: measured}}, with an entry for each row that has the same runs as another one.
-
-    Args:
-        claims_data: The content of claims.json.
-    """
-    return claims_data['runs'] | {
-        row: claims_data['runs'].get(first, {}) for row, first in claims_data['same'].items()
-    }
-
-
 def read_or_create(workdir: str, header: dict) -> dict:
     """Read claims.json of a folder, or return new content if it is missing.
 
@@ -38,13 +27,13 @@ def read_or_create(workdir: str, header: dict) -> dict:
         header: The fields of claims.json that must be equal to those of an existing file.
 
     Raises:
-        UserError: The folder is that of a sweep, claims.json cannot be read, or its fields differ from `header`.
+        UserError: The folder is that of a sweep, claims.json is damaged, or its fields differ from `header`.
     """
     path = parse_path(workdir) / CLAIMS_FILE
     if not path.exists():
         if (path.parent / 'sweep.json').exists():
             raise UserError(f'{workdir} is the folder of a sweep (it contains a sweep.json); give another --workdir')
-        return header | dict(same={}, configs={}, runs={})
+        return header | dict(configs={}, runs={})
     claims_data = read_results(path, 'restore it, or give another --workdir')
     for name, requested in header.items():
         if claims_data[name] != requested:
@@ -54,11 +43,8 @@ def read_or_create(workdir: str, header: dict) -> dict:
 
 
 def read_results(path: Path, advice: str = f'give a {CLAIMS_FILE} that sinklab claims has written') -> dict:
-    """Read claims.json; raise UserError, which ends with `advice`, if it cannot be read or lacks a field."""
-    try:
-        return read_json(path, Claims, advice)
-    except OSError as error:
-        raise UserError(f'{path} cannot be read ({format_error(error)}); {advice}') from error
+    """Read claims.json; raise DamagedFileError, which ends with `advice`, if it lacks a field."""
+    return read_json(path, Claims, advice)
 
 
 def get_flat_config(spec: Spec) -> dict:
@@ -72,30 +58,8 @@ def get_measured_config(claims_data: dict, row: str) -> dict:
     return get_flat_config(Spec()) | get_base_config(claims_data['configs']) | claims_data['configs'][row]
 
 
-def find_changed_rows(claims_data: dict, specs: Mapping[str, Spec | None]) -> dict[str, str]:
-    """Find the rows whose config differs from the one that was measured.
-
-    Args:
-        claims_data: The content of claims.json.
-        specs: {row: its config of today}; None for a row that no longer exists.
-
-    Returns:
-        {row: description of the change}, for the rows that changed. A row that no longer exists is `gone`.
-    """
-    changed_rows = {}
-    for row in claims_data['configs']:
-        spec, old_config = specs[row], get_measured_config(claims_data, row)
-        if spec is None:
-            changed_rows[row] = 'gone'
-            continue
-        new_config = get_flat_config(spec)
-        if changes := format_differences(old_config, {path: new_config.get(path) for path in old_config}):
-            changed_rows[row] = ', '.join(changes)
-    return changed_rows
-
-
-def find_equal_rows(claims_data: dict, specs: Mapping[str, Spec]) -> dict[str, str]:
-    """Return {row of `specs`: a measured row with the same config}, for rows without runs."""
+def find_measured_rows(claims_data: dict, specs: Mapping[str, Spec]) -> dict[str, str]:
+    """Return {row of `specs`: the measured row with the same config}, for the rows that have one."""
 
     def make_key(config: Mapping) -> str:
         return json.dumps(config, sort_keys=True)
@@ -110,44 +74,27 @@ def get_base_config(configs: dict[str, dict]) -> dict:
     return next(iter(configs.values()), {})
 
 
-def add_runs(
-    claims_data: dict,
-    specs: Mapping[str, Spec],
-    same: dict[str, str],
-    runs: list[SweepRun],
-    metric_patterns: set[str],
-) -> dict:
-    """Return the content of claims.json with the metrics of the runs that are done or diverged.
+def add_runs(claims_data: dict, specs: Mapping[str, Spec], runs: list[SweepRun], metric_patterns: set[str]) -> dict:
+    """Return the content of claims.json with the metrics and configs of the runs that are done or diverged.
 
     Args:
         claims_data: The content so far; it is not changed.
-        specs: {row: config}.
-        same: {row: first row with the same runs}.
+        specs: {row: config}, with seed 0.
         runs: The runs of the sweep.
         metric_patterns: The metrics to keep, as patterns such as `norm/ratio/*`.
     """
+    configs = dict(claims_data['configs'])
     measured_runs = {row: dict(seeds) for row, seeds in claims_data['runs'].items()}
     for run in runs:
         if run.outcome in ('done', 'diverged'):
-            measured_runs.setdefault(run.row, {})[str(run.seed)] = read_claim_metrics(
-                run.run_dir, run.outcome, metric_patterns
-            )
-    same_rows = {row: first_row for row, first_row in (claims_data['same'] | same).items() if row != first_row}
-    configs = dict(claims_data['configs'])
-    for row in [row for row in (*measured_runs, *same_rows) if row in specs and row not in claims_data['runs']]:
-        base_config = get_base_config(configs)
-        configs[row] = {
-            path: value for path, value in get_flat_config(specs[row]).items() if value != base_config.get(path, ...)
-        }
-    return claims_data | dict(same=same_rows, configs=configs, runs=measured_runs)
-
-
-def has_metrics(claims_data: dict, run: SweepRun, readings: Collection[Reading]) -> bool:
-    """Return whether the content of claims.json has all metrics of a run for readings, or that it diverged."""
-    measured = claims_data['runs'].get(run.row, {}).get(str(run.seed))
-    if measured is None or measured['outcome'] == 'diverged':
-        return measured is not None
-    return all(reading.metric in measured[reading.when] for reading in readings)
+            measured = read_claim_metrics(run.run_dir, run.outcome, metric_patterns)
+            measured_runs.setdefault(run.row, {})[str(run.seed)] = measured
+            if run.row not in configs:
+                base_config, config = get_base_config(configs), get_flat_config(specs[run.row])
+                configs[run.row] = {
+                    path: value for path, value in config.items() if value != base_config.get(path, ...)
+                }
+    return claims_data | dict(configs=configs, runs=measured_runs)
 
 
 def list_run_dirs(workdir: Path) -> list[Path]:

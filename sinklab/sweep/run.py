@@ -6,7 +6,6 @@ import signal
 import subprocess
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
-from dataclasses import replace
 from typing import Any
 
 from sinklab.exit_status import STOP_SIGNALS
@@ -21,13 +20,11 @@ class SignalForwarder:
     """A context manager that forwards SIGINT, SIGTERM and SIGHUP to running commands, and records them.
 
     A run saves and stops after the first signal, and ends at once after a second one.
-
-    Args:
-        on_stop: Called after the first signal.
     """
 
-    def __init__(self, on_stop: Callable[[], None] = lambda: None):
-        self.received_signals, self.processes, self.on_stop = [], [], on_stop
+    def __init__(self) -> None:
+        self.received_signals: list[int] = []
+        self.processes: list[subprocess.Popen] = []
 
     def __enter__(self) -> 'SignalForwarder':
         is_nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
@@ -44,8 +41,6 @@ class SignalForwarder:
         for process in list(self.processes):
             with contextlib.suppress(OSError):
                 process.send_signal(number)
-        if len(self.received_signals) == 1:
-            self.on_stop()
 
     def run_command(self, command: list[str], on_line: Callable[[bytes], None]) -> tuple[int, str]:
         """Run a command in a subprocess, and return its exit code and the end of its output.
@@ -88,8 +83,6 @@ def run_sweep(
     Returns:
         The signal that stopped the sweep early; None if no run is left to do or no signal arrived.
     """
-    if jobs > 1:
-        prepare_stores(runs)
     cores = iter(split_cores(jobs))
 
     def run_one(label: str, run: SweepRun) -> None:
@@ -104,7 +97,7 @@ def run_sweep(
             display.on_run_end(run)
 
     with (
-        SignalForwarder(display.on_stop_signal) as forwarder,
+        SignalForwarder() as forwarder,
         ThreadPoolExecutor(jobs, initializer=lambda: pin_to_cores(next(cores))) as pool,
     ):
         labels = [f'[{number}/{len(runs)}] {run}' for number, run in enumerate(runs, 1)]
@@ -121,19 +114,6 @@ def run_sweep(
             raise
     is_stopped = forwarder.received_signals and any(run.outcome == 'to do' for run in runs)
     return forwarder.received_signals[0] if is_stopped else None
-
-
-def prepare_stores(runs: list[SweepRun]) -> None:
-    """Create the token stores of all runs that are to do, while all cores are free.
-
-    Errors are suppressed, because the runs that need the store report them.
-    """
-    from sinklab.data.run_data import open_corpus
-
-    specs = [run.spec for run in runs if run.outcome == 'to do' and run.spec.data.task == 'text']
-    for data, vocabulary in dict.fromkeys((replace(spec.data, seed=0), spec.model.vocabulary) for spec in specs):
-        with contextlib.suppress(Exception):
-            open_corpus(data, vocabulary)
 
 
 def record_outcome(run: SweepRun, received_signals: list[int], exit_code: int, output: str) -> None:

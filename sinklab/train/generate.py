@@ -111,11 +111,6 @@ def count_sink_tokens(spec: Spec) -> int:
     return LEARNED_KV_KINDS[spec.model.columns.kind].tokens_class.num_tokens
 
 
-def make_abstract_params(spec: Spec) -> dict:
-    """Return the parameters as arrays without memory."""
-    return state.make_abstract_state(spec, make_one_device_mesh())['params']
-
-
 def jit_model_function(spec: Spec, function: Callable, **options) -> Callable:
     """Compile function(model, ...) as a program of (params, ...)."""
     graphdef, _ = state.make_abstract_model(spec)

@@ -16,7 +16,6 @@ from sinklab.exit_status import (
     STOPPING_MESSAGE,
     ExitStatus,
     make_crash,
-    make_immediate_stop,
 )
 from sinklab.run_dir import RunDir
 from sinklab.storage.errors import describe_storage_error, is_permanent_error, is_storage_error
@@ -94,7 +93,8 @@ def classify_error(error: BaseException) -> ExitStatus:
         case _ if is_storage_error(error):
             return ExitStatus('lost', describe_storage_error(error))
         case KeyboardInterrupt():
-            return make_immediate_stop(signal.SIGINT)
+            message = 'stopped at once; what was saved before is intact'
+            return ExitStatus('stopped', message, signal_number=signal.SIGINT)
     from jax.errors import JaxRuntimeError
 
     return make_crash(error, 'lost' if isinstance(error, JaxRuntimeError) else 'crashed')
