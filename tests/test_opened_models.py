@@ -290,12 +290,8 @@ def model_dir(tmp_path):
     return tmp_path / 'gpt'
 
 
-@pytest.mark.parametrize(
-    'arguments', [['measure'], ['evaluate', '--tasks=mine'], ['sample', '--prompt=a'], ['stream', '--text=a.txt']]
-)
+@pytest.mark.parametrize('arguments', [['measure'], ['sample', '--prompt=a'], ['stream', '--text=a.txt']])
 def test_open_model_folder_without_hf_prefix_is_rejected(model_dir, capsys, arguments):
-    if arguments[0] == 'evaluate':
-        pytest.importorskip('lm_eval')
     assert main([arguments[0], str(model_dir), *arguments[1:]]) == 1
     assert f'hf:{model_dir}' in capsys.readouterr().err.strip().splitlines()[-1]
 

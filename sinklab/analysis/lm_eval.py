@@ -13,7 +13,7 @@ import numpy as np
 from lm_eval.api.model import LM, TemplateLM
 from lm_eval.tasks import TaskManager
 
-from sinklab.analysis.model_ref import check_model_exists, resolve_checkpoint
+from sinklab.analysis.model_ref import resolve_checkpoint
 from sinklab.analysis.run_model import RunModel
 from sinklab.config.spec import Spec
 from sinklab.errors import UserError, format_error
@@ -167,11 +167,9 @@ def evaluate_tasks(
 ) -> dict[str, Any]:
     """Evaluate tasks; return the metrics of each task and group under the names of lm-evaluation-harness."""
     os.environ['DISABLE_MULTIPROC'] = '1'  # lm_eval would fork this process, which has threads
-    # Loading the model can take minutes, so names are checked first.
-    check_model_exists(model_ref)
     manager = load_task_manager(task_names, include_dir)
     matched_names = match_tasks(manager, task_names)
-    lm = load_lm(model_ref)
+    lm = load_lm(model_ref)  # after names are checked, since it can take minutes
     try:
         with contextlib.redirect_stdout(sys.stderr):
             results = lm_eval.simple_evaluate(

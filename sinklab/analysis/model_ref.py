@@ -32,18 +32,6 @@ def open_model(model_ref: str, bos: BosMode = 'auto', dtype: str | None = None) 
     return RunModel(*resolve_checkpoint(model_ref, accepts_hf_models=True), bos, dtype)
 
 
-def check_model_exists(model_ref: str) -> None:
-    """Refuse a reference to which `open_model` finds no model, without loading one.
-
-    Raises:
-        UserError: There is no such run, checkpoint or model.
-    """
-    if model_ref.startswith(MODEL_PREFIXES):
-        gguf.find_model_dir(model_ref)
-    else:
-        resolve_checkpoint(model_ref, accepts_hf_models=True)
-
-
 def open_all_checkpoints(run_ref: str, bos: BosMode = 'auto', dtype: str | None = None) -> Iterator[MeasurableModel]:
     """Yield a model for each checkpoint of a run; each is opened when it is reached."""
     run_dir, step = resolve_run(run_ref)
