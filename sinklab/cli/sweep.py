@@ -184,12 +184,15 @@ def format_json(rows: list[dict]) -> str:
 
 def print_summary(args: argparse.Namespace, rows: list[dict], spans: dict, stop_signal: int | None) -> None:
     """Print the results of all runs, after writing report.html if it is requested."""
+    from sinklab.report.sweep_table import format_headline
+
     page_path = report.write_page(parse_path(args.workdir)) if args.report and not stop_signal else None
     if args.json:
         print(format_json(rows))
     elif not stop_signal:
         headings, lines = build_summary_table(rows, spans)
         print_table_with_note(headings, lines, format_legend(headings, rows))
+        print(format_headline(rows))
         if page_path:
             print(f'page: {page_path}')
         else:

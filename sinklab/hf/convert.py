@@ -253,12 +253,17 @@ def make_hf_config(model: ModelConfig, length: int) -> dict[str, Any]:
         'max_position_embeddings': length,
         'rope_parameters': make_rope_parameters(model.rotary),
     }
+    # Readers before transformers 5 know these keys alone, and would take a rope_theta of 10000 and no scaling.
+    rope_scaling = make_rope_parameters(model.layer_types[-1].rotary)
+    config['rope_theta'] = rope_scaling.pop('rope_theta')
+    config['rope_scaling'] = None if rope_scaling['rope_type'] == 'default' else rope_scaling
     if model_type.has_global_layers:
         rope = {FULL: make_rope_parameters(model.layer_types[-1].rotary), SLIDING: config['rope_parameters']}
         is_local_L = [not is_global for is_global in model.layer_type_indices]
         if len(model.layer_types) == 1:
             is_local_L = [model.mask.window is not None] * model.layers
         layer_types = [SLIDING if is_local else FULL for is_local in is_local_L]
+        config['rope_local_base_freq'] = model.rotary.base
         config |= dict(rope_parameters=rope, layer_types=layer_types, query_pre_attn_scalar=model.head_width)
     if model_type.has_window:
         config['sliding_window'] = model.mask.window or (length if model_type.has_global_layers else None)

@@ -61,6 +61,7 @@ def render_page(
     title = html.escape(f'Attention sinks: {format_names([run_group.name for run_group in run_groups])}')
     body = [
         f'<h1>{title}</h1>',
+        f'<p><strong>{html.escape(sweep_table.format_headline(rows))}</strong></p>',
         '<noscript><p>The figures need JavaScript; the tables do not.</p></noscript>',
         read_asset('controls.html'),
         f'<main>{render_claims_table(claim_entries)}{render_rows_table(rows)}{render_runs_table(run_groups)}',
