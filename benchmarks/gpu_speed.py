@@ -18,7 +18,7 @@ import numpy as np
 from benchmarks import jax_baseline
 from benchmarks.attention import make_arrays, make_function
 from benchmarks.timing import time_in_turns
-from sinklab.config.spec import Hardware, Spec
+from sinklab.config.spec import Layout, Spec
 from sinklab.config.validate import parse_config
 from sinklab.configs import scale
 from sinklab.errors import format_error
@@ -79,7 +79,7 @@ def time_attention(cell: dict, is_tiny: bool) -> dict:
 
 def time_steps(model: str, size: str) -> dict:
     """Measure the steps of softmax, of sigmoid and of the plain JAX baseline, in turns."""
-    mesh = device_mesh.make_mesh(Hardware(), jax.devices()[:1])
+    mesh = device_mesh.make_mesh(Layout(), jax.devices()[:1])
     spec = make_spec(f'softmax_{model}', size, BATCH_SIZES[model])
     shape = spec.optimizer.batch_size, spec.data.length + 1
     ids_BT = np.random.default_rng(0).integers(0, spec.model.vocabulary, shape).astype(np.int32)
@@ -89,11 +89,11 @@ def time_steps(model: str, size: str) -> dict:
         inputs = sharding.put_batch(ids_BT, mesh), sharding.make_per_device_array(0, mesh)
         for name in STEP_VARIANTS:
             row_spec = make_spec(f'{name}_{model}', size, BATCH_SIZES[model])
-            hardware, backend = choose_hardware(row_spec, mesh)
-            train_step = step.make_train_step(row_spec, hardware, mesh, backend)
+            layout, backend = choose_layout(row_spec, mesh)
+            train_step = step.make_train_step(row_spec, layout, mesh, backend)
             compiled = train_step.lower(shared_state[0], *inputs).compile()
             runs[name] = make_run(compiled, shared_state, *inputs)
-            results[name] = dict(attention=backend, remat=hardware.remat, planned_bytes=count_planned_bytes(compiled))
+            results[name] = dict(attention=backend, remat=layout.remat, planned_bytes=count_planned_bytes(compiled))
         initial_state, train_step = jax_baseline.make_train_step(spec)
         compiled = train_step.lower(initial_state, ids_BT).compile()
         runs[PLAIN_JAX] = make_run(compiled, [initial_state], jax.device_put(ids_BT))
@@ -115,12 +115,12 @@ def make_spec(row: str, size: str, batch_size: int) -> Spec:
     return parse_config(config.to_dict())
 
 
-def choose_hardware(spec: Spec, mesh: jax.sharding.Mesh) -> tuple[Hardware, str]:
+def choose_layout(spec: Spec, mesh: jax.sharding.Mesh) -> tuple[Layout, str]:
     """Choose the remat policy and the attention backend of a run on one device."""
-    hardware = Hardware(remat='auto')
-    backend = step.choose_verified_backend(spec, hardware).backend
-    remat = memory_estimate.choose_remat_policy(spec, hardware, mesh, backend, device_mesh.get_device_memory_bytes())
-    return dataclasses.replace(hardware, remat=remat), backend
+    layout = Layout(remat='auto')
+    backend = step.choose_verified_backend(spec, layout).backend
+    remat = memory_estimate.choose_remat_policy(spec, layout, mesh, backend, device_mesh.get_device_memory_bytes())
+    return dataclasses.replace(layout, remat=remat), backend
 
 
 def make_run(train_step: Callable, train_state: list, *inputs: jax.Array) -> Callable[[], object]:

@@ -42,7 +42,7 @@ def make_options(request: dict) -> dict:
         learning_rate=4e-4,
         learning_rate_final_fraction=1.0,
         warmup_steps_fraction=0.0,
-        hardware='tpu',
+        layout='tpu',
         dataset_type='synthetic',
         run_name='peer',
         base_output_directory='/nowhere',

@@ -34,8 +34,8 @@ import jax.numpy as jnp
 from benchmarks import jax_baseline, step_server
 from benchmarks.argument_types import parse_count
 from benchmarks.timing import format_spread
-from sinklab.cli.hardware_flags import parse_remat
-from sinklab.config.spec import Hardware, Spec
+from sinklab.cli.layout_flags import parse_remat
+from sinklab.config.spec import Layout, Spec
 from sinklab.config.validate import parse_config
 from sinklab.configs import default
 from sinklab.configs.sizes import SIZES
@@ -62,19 +62,17 @@ def make_spec(shape: dict) -> Spec:
 def make_sinklab_step(shape: dict) -> Callable[[], float]:
     """Return a function that runs one step and returns its loss."""
     spec = make_spec(shape)
-    hardware = Hardware(
-        data=shape['data'], fsdp=1, micro_batch=shape['micro_batch'] or 'default', remat=shape['remat']
-    )
-    device_mesh.split_cpu_devices(hardware)
-    mesh = device_mesh.make_mesh(hardware)
-    hardware = dataclasses.replace(hardware, micro_batch=memory_estimate.choose_micro_batch(spec, hardware, mesh))
+    layout = Layout(data=shape['data'], fsdp=1, micro_batch=shape['micro_batch'] or 'default', remat=shape['remat'])
+    device_mesh.split_cpu_devices(layout)
+    mesh = device_mesh.make_mesh(layout)
+    layout = dataclasses.replace(layout, micro_batch=memory_estimate.choose_micro_batch(spec, layout, mesh))
     memory_bytes = device_mesh.get_device_memory_bytes()
-    policy = memory_estimate.choose_remat_policy(spec, hardware, mesh, 'chunked', memory_bytes)
-    hardware = dataclasses.replace(hardware, remat=policy)
+    policy = memory_estimate.choose_remat_policy(spec, layout, mesh, 'chunked', memory_bytes)
+    layout = dataclasses.replace(layout, remat=policy)
     with jax.set_mesh(mesh):
         train_state, batch = state.create_state(spec, mesh), sharding.put_batch(step_server.make_ids(shape), mesh)
         no_request = sharding.make_per_device_array(0, mesh)
-        compiled_step = step.make_train_step(spec, hardware, mesh).lower(train_state, batch, no_request).compile()
+        compiled_step = step.make_train_step(spec, layout, mesh).lower(train_state, batch, no_request).compile()
 
     def run_step() -> float:
         nonlocal train_state

@@ -28,7 +28,7 @@ import numpy as np
 
 from benchmarks.hlo import Collective, HloProgram, find_crossed_axes
 from sinklab.chip_specs import CHIPS, ChipSpec
-from sinklab.config.spec import Hardware, Spec
+from sinklab.config.spec import Layout, Spec
 from sinklab.config.validate import parse_config
 from sinklab.configs import scale
 from sinklab.environment import get_package_versions
@@ -177,18 +177,18 @@ def compute_cost(row: str, topology_name: str) -> dict:
     chip_name, chips = topology.parse_topology(topology_name)
     if CHIPS[chip_name].clock_hz is None:
         raise UserError(f'{topology_name}: the clock of {chip_name} is not known; give v4, v5e or v5p')
-    result = compile_run(spec, Hardware(remat='auto', attention='tpu'), chips, CHIPS[chip_name], ['step'])
+    result = compile_run(spec, Layout(remat='auto', attention='tpu'), chips, CHIPS[chip_name], ['step'])
     step = result.programs['step']
     program = HloProgram(step.executable.as_text())
-    micro_batch_size = result.hardware.get_micro_batch_size(spec.optimizer.batch_size)
+    micro_batch_size = result.layout.get_micro_batch_size(spec.optimizer.batch_size)
     estimate = estimate_step_time(
         spec, micro_batch_size, program, result.mesh, result.chip, count_kernel_passes(program)
     )
     return dict(
         mesh=dict(result.mesh.shape),
-        remat=result.hardware.remat,
+        remat=result.layout.remat,
         compiled=round(step.compile_seconds),
-        by_shapes=memory_estimate.estimate_memory(spec, result.hardware, result.mesh, result.backend).total,
+        by_shapes=memory_estimate.estimate_memory(spec, result.layout, result.mesh, result.backend).total,
         **summarize_step(result.peak_bytes, estimate, group_by_purpose(program.find_collectives(), result.mesh)),
     )
 

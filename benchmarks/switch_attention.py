@@ -4,9 +4,9 @@
     python -m benchmarks.switch_attention --workdir=runs/switch --seeds=3 --write
 
 For each seed, a run with softmax attention and one with sigmoid attention (the row `sigmoid_apple`) are trained at
-the size quickstart, with a checkpoint at each of SWITCH_STEPS. From each checkpoint a fork continues with the other
-attention to the last step. Parameters, optimizer state, schedule and the order of the data continue; nothing else
-differs. Finished runs are not trained again, so the command can be stopped and repeated. --write only reads the runs,
+the size quickstart, with a checkpoint at each of SWITCH_STEPS. From each checkpoint a warm start continues with the
+other attention to the last step. Parameters, optimizer state, schedule and the order of the data continue; nothing
+else differs. Finished runs are not trained again, so the command can be stopped and repeated. --write only reads the runs,
 and writes docs/results/switch.json, switch.png and the table of mechanism.md.
 """
 
@@ -44,18 +44,18 @@ def main() -> None:
         write_results(args.workdir, args.seeds)
         return
     first_runs = [make_first_command(args.workdir, row, seed) for seed in args.seeds for row in ROWS]
-    forks = [
+    children = [
         make_fork_command(args.workdir, row, seed, switch_step)
         for seed in args.seeds
         for row in ROWS
         for switch_step in SWITCH_STEPS
     ]
     run_commands(first_runs, args.jobs)
-    run_commands(forks, args.jobs)
+    run_commands(children, args.jobs)
 
 
 def get_run_path(workdir: Path, row: str, seed: int, switch_step: int | None = None) -> Path:
-    """Return the folder of the run of a row, or of the fork that changes attention at `switch_step`."""
+    """Return the folder of the run of a row, or of the warm start that changes attention at `switch_step`."""
     return workdir / (f'{row}-{seed}' if switch_step is None else f'{row}-{seed}-{switch_step}')
 
 
@@ -142,14 +142,15 @@ def write_results(workdir: Path, seeds: list[int]) -> None:
 
 
 def format_results(results: dict) -> str:
-    """Format the last Sink_1 and the last loss of all forks: a line for each row and seed."""
+    """Format the last Sink_1 and the last loss of all warm starts: a line for each row and seed."""
     table_rows = []
     for label, read in (('Sink_1 (%)', get_last_sink), ('loss (nats)', get_loss)):
         digits = 1 if read is get_last_sink else 2
         for row, runs in results.items():
-            for seed, forks in runs.items():
+            for seed, children in runs.items():
                 cells = [
-                    f'{read(forks[switch_step]):.{digits}f}' for switch_step in (*map(str, SWITCH_STEPS), 'unchanged')
+                    f'{read(children[switch_step]):.{digits}f}'
+                    for switch_step in (*map(str, SWITCH_STEPS), 'unchanged')
                 ]
                 table_rows.append([label, f'`{row}`, {seed}', *cells])
     return format_table(
@@ -179,7 +180,7 @@ def read_curves(path: Path) -> dict:
 
 
 def draw_results(results: dict, path: Path) -> None:
-    """Draw the last Sink_1 and the last loss of all forks by the step of the change."""
+    """Draw the last Sink_1 and the last loss of all warm starts by the step of the change."""
     import matplotlib
 
     matplotlib.use('Agg')
@@ -187,15 +188,15 @@ def draw_results(results: dict, path: Path) -> None:
 
     figure, axes = plt.subplots(2, 2, figsize=(9, 5.5), sharex=True, sharey='row')
     for column, (row, runs) in zip(axes.T, results.items(), strict=True):
-        for index, (seed, forks) in enumerate(runs.items()):
+        for index, (seed, children) in enumerate(runs.items()):
             for axis, read in zip(column, (get_last_sink, get_loss), strict=True):
-                values = [read(forks[str(switch_step)]) for switch_step in SWITCH_STEPS]
+                values = [read(children[str(switch_step)]) for switch_step in SWITCH_STEPS]
                 axis.plot(SWITCH_STEPS, values, 'o-', ms=4, color=f'C{index}', label=f'seed {seed}')
-                axis.axhline(read(forks['unchanged']), ls=':', color=f'C{index}')
+                axis.axhline(read(children['unchanged']), ls=':', color=f'C{index}')
         column[0].set_title(f'{row} changed to {get_other_row(row)}')
         column[1].set_xlabel('step of the change (dotted: not changed)')
     last_step = max(
-        curves['step'][-1] for runs in results.values() for forks in runs.values() for curves in forks.values()
+        curves['step'][-1] for runs in results.values() for children in runs.values() for curves in children.values()
     )
     axes[0, 0].set_ylabel(f'Sink_1 at step {last_step}, %')
     axes[1, 0].set_ylabel('valid loss, nats')

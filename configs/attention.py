@@ -18,7 +18,7 @@ A run of a row that is published as a failure fails if it diverges, or if its fi
 (`has_failed` in sinklab/report/sweep_table.py).
 """
 
-from sinklab.configs.sources import GU_ICLR, GU_V1, GUO, KAUL
+from sinklab.configs.publications import GU_ICLR, GU_V1, GUO, KAUL
 from sinklab.configs.table import scale_with_size, table
 
 

@@ -12,8 +12,8 @@ numbers. The results of this project come from one seed at the quickstart size. 
 baseline without a sink on this task; see `mass/row`.
 """
 
+from sinklab.configs.publications import GUO, THIS_PROJECT
 from sinklab.configs.sizes import SMOKE
-from sinklab.configs.sources import GUO, THIS_PROJECT
 from sinklab.configs.table import scale_with_size, table
 
 BASE = {

@@ -15,8 +15,8 @@ Decided:
   the published number belongs to `add`. `add_wide` has values as wide as the model (reading B).
 """
 
+from sinklab.configs.publications import GU_V1
 from sinklab.configs.sizes import QUICKSTART, SIZES, SMOKE
-from sinklab.configs.sources import GU_V1
 from sinklab.configs.table import scale_with_size, table
 
 EIGHT_HEADS = {'model.heads': 8, 'model.head_width': 8}

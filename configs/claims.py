@@ -13,7 +13,7 @@ with `fixed` in their name have a fixed token. At the size quickstart the rows o
 Each row is therefore compared with a baseline of the same kind.
 """
 
-from sinklab.configs.sources import BARBERO, GU_ICLR, GU_V1, GUO, XIAO
+from sinklab.configs.publications import BARBERO, GU_ICLR, GU_V1, GUO, XIAO
 
 # The reason why claims about model_size.py cannot be tested at other sizes.
 NEEDS_SIZE_SMALL = 'has rows whose layers and widths do not depend on --size; the optimizer of --size=small fits them'
@@ -277,7 +277,7 @@ LEARNED_KV = {
     'column_k_shared': make_claim(
         'With a K bias that heads share, the first token has less of a sink.',
         f'{GU_ICLR}, Table 12',
-        'columns:k_shared',
+        'learned_kv:k_shared',
         '<',
     ),
     **{
@@ -290,25 +290,25 @@ LEARNED_KV = {
         for row, words in LEARNED_KV_NAMES.items()
     },
     'column_v': make_claim(
-        'With a V bias there is as much of a sink as without.', f'{GU_V1}, Table 3', 'columns:v', '='
+        'With a V bias there is as much of a sink as without.', f'{GU_V1}, Table 3', 'learned_kv:v', '='
     ),
     'column_logit': make_claim(
-        'With a learned logit the first token has less of a sink.', 'gpt-oss (OpenAI, 2025)', 'columns:logit', '<'
+        'With a learned logit the first token has less of a sink.', 'gpt-oss (OpenAI, 2025)', 'learned_kv:logit', '<'
     ),
     'column_value_norm': make_claim(
         'A K bias whose value has norm 20 has less of a sink than one of norm 1.',
         f'{GU_V1}, Table 10',
-        'columns:k_first_20',
+        'learned_kv:k_first_20',
         '<',
-        'columns:k_first_1',
+        'learned_kv:k_first_1',
         SINK_STAR_METRIC,
     ),
     'column_key_width': make_claim(
         'A K bias with 1 learned dimension has less of a sink than one with 64.',
         f'{GU_ICLR}, Table 13',
-        'columns:k_width_1',
+        'learned_kv:k_width_1',
         '<',
-        'columns:k_width_64',
+        'learned_kv:k_width_64',
         SINK_STAR_METRIC,
     ),
 }

@@ -10,8 +10,8 @@ those of Barbero et al., with the lengths and the model of their paper.
 
 from sinklab.configs.attention import ROWS as ATTENTION
 from sinklab.configs.claims import SINK_METRIC, make_claim
+from sinklab.configs.publications import BARBERO
 from sinklab.configs.sizes import QUICKSTART, SIZES, SMOKE
-from sinklab.configs.sources import BARBERO
 from sinklab.configs.table import scale, table
 
 

@@ -9,7 +9,7 @@ Decided: random and fixed tokens are targets of the loss like other tokens, as i
 fixed first token; every row except `fixed_K` removes it.
 """
 
-from sinklab.configs.sources import GU_V1
+from sinklab.configs.publications import GU_V1
 from sinklab.configs.table import table
 
 FIGURE_2C = f'{GU_V1}, Figure 2C'

@@ -9,7 +9,7 @@ values are of this project, and so are the widths of the residual stream, which 
 """
 
 from sinklab.configs import optimization
-from sinklab.configs.sources import THIS_PROJECT
+from sinklab.configs.publications import THIS_PROJECT
 from sinklab.configs.table import scale_with_size, table
 
 

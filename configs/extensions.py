@@ -9,8 +9,8 @@ the last Y keys. The quickstart size has longer windows in this file, so that co
 rows have too few steps; give them --config.optimizer.steps=1500.
 """
 
+from sinklab.configs.publications import BARBERO, XIAO
 from sinklab.configs.sizes import QUICKSTART, SMOKE
-from sinklab.configs.sources import BARBERO, XIAO
 from sinklab.configs.table import scale_with_size, table
 
 BASE = {
@@ -74,7 +74,7 @@ ROWS = {
         note='The 29214 is disputed (issue 44 of mit-han-lab/streaming-llm), so it is not a target.',
     ),
     'streaming_sink_token': make_streaming_row(
-        {'model.columns.kind': 'sink_token'},
+        {'model.learned_kv.kind': 'sink_token'},
         (1235, 18.01, 18.01, 18.02),
         (19.6, 45.6, 29.8, 39.9, 16.6, 62.6, 50.8),
         note='X includes the sink token.',

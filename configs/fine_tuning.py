@@ -17,9 +17,9 @@ Without --from, a row trains a new model on conversations. A Hugging Face model 
 """
 
 from sinklab.configs.attention import SIGMOID
+from sinklab.configs.publications import GU_ICLR
 from sinklab.configs.scale import SIZE_1B
 from sinklab.configs.sizes import QUICKSTART, SMOKE
-from sinklab.configs.sources import GU_ICLR
 from sinklab.configs.table import table
 
 BASE = {

@@ -17,9 +17,9 @@ Each hypothesis is a prediction about rows of this file that can fail. docs/resu
 
 from sinklab.configs.attention import ROWS as ATTENTION
 from sinklab.configs.claims import BASELINE_ROW, LOSS_METRIC, exclude_sizes, make_claim
-from sinklab.configs.columns import ROWS as COLUMNS
+from sinklab.configs.learned_kv import ROWS as LEARNED_KV
 from sinklab.configs.optimization import ROWS as OPTIMIZATION
-from sinklab.configs.sources import GU_ICLR, GU_V1, THIS_PROJECT
+from sinklab.configs.publications import GU_ICLR, GU_V1, THIS_PROJECT
 from sinklab.configs.table import scale, table
 
 AS_MANY_TOKENS = scale('optimizer.batch_size', 1 / 4) | scale('optimizer.steps', 4)
@@ -48,7 +48,7 @@ ROWS = {
     'batch_tokens': make_row(AS_MANY_TOKENS),
     'batch_tokens_half_rate': make_row(AS_MANY_TOKENS, make_rate(1 / 2)),
     'sigmoid_gain': make_row(ATTENTION['sigmoid']['diff'], {'model.attention.gain': 1 / 16}),
-    'value_bias_long': make_row(COLUMNS['v']['diff'], scale('optimizer.steps', 2)),
+    'value_bias_long': make_row(LEARNED_KV['v']['diff'], scale('optimizer.steps', 2)),
     'rate_3': make_row(make_rate(3)),
 }
 
@@ -106,7 +106,7 @@ CLAIMS = {
         f'on {GU_V1}, Table 3',
         'hypotheses:value_bias_long',
         '>',
-        'columns:v',
+        'learned_kv:v',
     ),
     'rate_rises': make_claim(
         'A quarter of the learning rate gives less of a sink than half of it.',

@@ -11,7 +11,7 @@ number of parameters. The row `1.3m` has the batch size of the size, and at `--s
 """
 
 from sinklab.configs.claims import NEEDS_SIZE_SMALL, SINK_METRIC, exclude_sizes, make_claim
-from sinklab.configs.sources import GU_V1, THIS_PROJECT
+from sinklab.configs.publications import GU_V1, THIS_PROJECT
 from sinklab.configs.table import scale, table
 
 

@@ -10,9 +10,9 @@ fits a corpus of some hundred million tokens (benchmarks/large_corpus.py). The r
 promotes or takes the sink.
 """
 
-from sinklab.configs import columns, packing, sizes
+from sinklab.configs import learned_kv, packing, sizes
 from sinklab.configs.attention import ROWS as ATTENTION_ROWS
-from sinklab.configs.sources import THIS_PROJECT
+from sinklab.configs.publications import THIS_PROJECT
 from sinklab.configs.table import table
 
 BASE = {
@@ -50,7 +50,7 @@ ROWS = {
     'sigmoid_apple': make_row(ATTENTION_ROWS['sigmoid_apple']['diff'], 'A bias of -log T.'),
     'bos': make_row(packing.BOS | packing.PROBE_BOS, 'BOS before each document, and before the texts of probes.'),
     'fixed_1': make_row({'data.fixed_position': 1}, 'A fixed first token.'),
-    'kv': make_row(columns.ROWS['kv']['diff'], 'Learned key and value biases take the sink in the paper.'),
+    'kv': make_row(learned_kv.ROWS['kv']['diff'], 'Learned key and value biases take the sink in the paper.'),
 }
 
 get_config = table(ROWS, BASE, SIZES)

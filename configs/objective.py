@@ -13,7 +13,7 @@ A window of w has w keys, including the key of the query itself. At T = 64 a win
 queries, so alpha_1 <= 0.5. The probe therefore also reports `sink/1/window`, over the queries that see x_1.
 """
 
-from sinklab.configs.sources import GU_V1
+from sinklab.configs.publications import GU_V1
 from sinklab.configs.table import scale_with_size, table
 
 
@@ -47,7 +47,7 @@ ROWS = {
     'window_32': make_window_row(32, 'A figure only: no sink. At T = 64 half of the queries do not see x_1.'),
     **{f'window_{keys}': make_window_row(keys) for keys in (64, 128, 256, 512, 1024)},
     'hybrid': make_hybrid_row({}, HYBRID_NOTE),
-    'hybrid_logit': make_hybrid_row({'model.columns.kind': 'logit'}, f'{HYBRID_NOTE} With a learned sink logit.'),
+    'hybrid_logit': make_hybrid_row({'model.learned_kv.kind': 'logit'}, f'{HYBRID_NOTE} With a learned sink logit.'),
     'hybrid_gate': make_hybrid_row({'model.gate': 'elementwise'}, f'{HYBRID_NOTE} With a gate.'),
     'hybrid_xsa': make_hybrid_row({'model.exclusive': 'fixed'}, f'{HYBRID_NOTE} With exclusive self-attention.'),
     'block_256': dict(

@@ -23,7 +23,7 @@ difference that counts.
 """
 
 from sinklab.configs import extensions, packing
-from sinklab.configs.sources import BARBERO, GU_ICLR, GU_V1, XIAO
+from sinklab.configs.publications import BARBERO, GU_ICLR, GU_V1, XIAO
 
 SINK_METRIC, MIN_SINK_DIFFERENCE = 'sink/1', 5.0  # percentage points, as in claims.py
 

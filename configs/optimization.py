@@ -13,7 +13,7 @@ Decided:
 - The learning rate does not change with the batch size.
 """
 
-from sinklab.configs.sources import GU_ICLR, GU_V1, KAUL
+from sinklab.configs.publications import GU_ICLR, GU_V1, KAUL
 from sinklab.configs.table import scale_with_size, table
 
 

@@ -18,7 +18,7 @@ Decided:
   other reading, a BOS at the first position only, is --config.data.bos=none.
 """
 
-from sinklab.configs.sources import BARBERO
+from sinklab.configs.publications import BARBERO
 from sinklab.configs.table import table
 
 BASE = {

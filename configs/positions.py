@@ -17,7 +17,7 @@ added after the division by sqrt(K), as in the released code. Appendix A could b
 division; the bias alone would then have alpha_1 = 0.103 (the code) or 0.094 (as printed) at K = 96.
 """
 
-from sinklab.configs.sources import GU_V1
+from sinklab.configs.publications import GU_V1
 from sinklab.configs.table import table
 
 

@@ -12,15 +12,15 @@ of -log T. `sinklab claims` tests other claims of the paper at this size; docs/r
 
 from sinklab.configs import (
     attention,
-    columns,
     data,
+    learned_kv,
     optimization,
 )
 from sinklab.configs.table import table
 
 ROWS = {
     **{name: attention.ROWS[name] for name in ('softmax', 'sigmoid_apple', 'sigmoid', 'sigmoid_normalized')},
-    **{name: columns.ROWS[name] for name in ('k', 'kv', 'sink_token', 'v')},
+    **{name: learned_kv.ROWS[name] for name in ('k', 'kv', 'sink_token', 'v')},
     'fixed_2': data.ROWS['fixed_2'],
     **{name: optimization.ROWS[name] for name in ('decay_0.01', 'rate_2e-4_20k')},
 }

@@ -12,7 +12,7 @@ CHIP_HOURS has the least cost of each size by the estimate of the compiler.
 """
 
 from sinklab.configs.attention import SIGMOID
-from sinklab.configs.sources import GU_V1, THIS_PROJECT
+from sinklab.configs.publications import GU_V1, THIS_PROJECT
 from sinklab.configs.table import scale_with_size, table
 
 # {size: chip-hours that a run of softmax takes at least on TPU v5e}, estimated by the compiler

@@ -77,7 +77,7 @@ SIZES = {'paper': {}, 'quickstart': QUICKSTART, 'small': SMALL, 'smoke': SMOKE}
 REFERENCE_FIELDS = {
     'model.mask.window': 'data.length',
     'model.mask.block': 'data.length',
-    'model.columns.key_width': 'model.head_width',
+    'model.learned_kv.key_width': 'model.head_width',
     'model.kv_heads': 'model.heads',
     'model.global_layers.every': 'model.layers',
 }

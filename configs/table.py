@@ -83,7 +83,7 @@ def scale_with_size(diff: dict[str, object]) -> dict[str, SizeScaledValue]:
       because widths must be even. A positive one below 3 is rounded to the nearest integer, at least 1. A 0 stays 0.
       scale() rounds differently.
     - A field in REFERENCE_FIELDS of configs/sizes.py scales with its reference field: a window and a block with
-      data.length, model.columns.key_width with model.head_width, and model.kv_heads with model.heads. Windows and
+      data.length, model.learned_kv.key_width with model.head_width, and model.kv_heads with model.heads. Windows and
       blocks are at least 2 (MIN_VALUES).
     - Strings, flags and None do not change. Numbers whose default is 0 or None do not change.
 

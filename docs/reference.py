@@ -22,8 +22,8 @@ from docs import measured_rows
 from sinklab.cli import config_flags, main
 from sinklab.config.spec import CHANGEABLE_FIELDS, NORMALIZERS_BY_SIMILARITY, Spec
 from sinklab.configs import default, extensions
+from sinklab.configs.publications import NOT_MEASURED
 from sinklab.configs.sizes import REFERENCE_FIELDS, SIZES
-from sinklab.configs.sources import NOT_MEASURED
 from sinklab.metrics.metric import Metric, MetricInfo
 from sinklab.metrics.registry import METRICS, OFFLINE_METRICS
 

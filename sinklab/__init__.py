@@ -12,9 +12,9 @@ xla_faults.disable_faulty_fusions()  # before any module of sinklab lets jax sta
 
 if TYPE_CHECKING:
     from sinklab.analysis.edits import Edit as Edit
+    from sinklab.api import OpenedModel, OpenedRun
     from sinklab.attn.function import attention as attention
     from sinklab.errors import UserError as UserError
-    from sinklab.opened_models import OpenedModel, OpenedRun
 
 __version__ = '0.2.0'
 
@@ -46,9 +46,9 @@ def open(model_ref: str, *, bos: str = 'auto', dtype: str | None = None) -> 'Ope
     Raises:
         UserError: There is no such run, step or model, or a package that it needs is not installed.
     """
-    from sinklab import opened_models
+    from sinklab import api
 
-    return opened_models.open(model_ref, bos=bos, dtype=dtype)
+    return api.open(model_ref, bos=bos, dtype=dtype)
 
 
 def __getattr__(name: str) -> Any:

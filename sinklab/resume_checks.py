@@ -51,8 +51,8 @@ def check_run_dir(run_dir: RunDir, spec: Spec, remedy: str | None = None) -> Non
     elif changed == [STEPS_FIELD]:
         raise UserError(
             f'{run_dir}: the learning rates of a {spec.optimizer.schedule} schedule depend on the number of steps, '
-            f'so config.{STEPS_FIELD} cannot change from {saved_config[STEPS_FIELD]} to {spec.optimizer.steps}; fork '
-            f'the run with {shlex.quote(f"--from={run_dir}")}, or {advice}'
+            f'so config.{STEPS_FIELD} cannot change from {saved_config[STEPS_FIELD]} to {spec.optimizer.steps}; '
+            f'start another run with {shlex.quote(f"--from={run_dir}")}, or {advice}'
         )
     elif changed:
         differences = '; '.join(format_differences(saved_config, new_config))

@@ -2,7 +2,7 @@
 
 config.json     the resolved config
 tokenizer.json  the tokenizer of a run on text
-row.json        config file, row, diff, published numbers, source; for a fork, its lineage
+row.json        config file, row, diff, published numbers, source; for a warm start, its parent
 environment.json  versions, devices, layout, commit of the latest attempt; attention, remat, changes of each attempt
 metrics.jsonl   one line a record: {"step", "seconds", name: number}
 probe/          STEP.npz, the arrays of one probe
@@ -110,11 +110,11 @@ class RunDir:
             warn_once(str(error))
             return {}
 
-    def read_lineage(self) -> dict:
-        """Read the lineage of a fork from row.json: its parent run and step, and its changes.
+    def read_parent(self) -> dict:
+        """Read the parent of a warm start from row.json: its parent run and step, and its changes.
 
         Returns:
-            The lineage; {} for a run that is no fork, and for a folder without a run.
+            The parent; {} for a run that is no warm start, and for a folder without a run.
 
         Raises:
             DamagedFileError: The folder holds a run without row.json.
@@ -127,9 +127,9 @@ class RunDir:
             raise DamagedFileError(f'{self.path / "row.json"} is missing; {RESTORE_REMEDY}') from None
 
     def read_start_step(self) -> int:
-        """Read the step after which the run starts: 0, or for a fork that keeps its steps that of the parent."""
-        lineage = self.read_lineage()
-        return lineage.get('start', lineage.get('step', 0))
+        """Read the step after which the run starts: 0, or that of the parent if the run takes its whole state."""
+        parent = self.read_parent()
+        return parent.get('start', parent.get('step', 0))
 
     def initialize(self, spec: Spec, row: dict, tokenizer: str | None = None) -> None:
         """Write the config and the other initial files of a run; do nothing if the folder holds a run already.

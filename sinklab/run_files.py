@@ -11,8 +11,8 @@ Number = int | float
 SeedText = Annotated[str, Meta(pattern=r'\A[0-9]{1,10}\Z')]
 
 
-class Lineage(Struct):
-    """The parent of a fork, in row.json."""
+class Parent(Struct):
+    """The parent of a warm start, in row.json."""
 
     run: str
     step: Step
@@ -37,7 +37,7 @@ class Row(Struct):
     size: str | None = None
     overrides: dict[str, str] = {}
     remarks: list[str] = []  # on the parameters of an imported model
-    lineage: Lineage | None = field(name='from', default=None)
+    parent: Parent | None = field(name='from', default=None)
 
 
 class Outcome(Struct):

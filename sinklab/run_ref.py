@@ -23,18 +23,18 @@ def format_run_ref(takes: str, run_path: object, step: int | str) -> str:
     return f'{takes and f"{takes}:"}{run_path}@{step}'
 
 
-def format_fork(lineage: dict) -> list[str]:
-    """Format the parent of a fork, and what the fork changes, as a list of short texts.
+def format_parent(parent: dict) -> list[str]:
+    """Format the parent of a warm start, and what the warm start changes, as a list of short texts.
 
     Args:
-        lineage: The entry `from` of row.json; empty for a run that is no fork, which gives [].
+        parent: The entry `from` of row.json; empty for a run that is no warm start, which gives [].
     """
-    if not lineage:
+    if not parent:
         return []
     labels = {'new': 'new', 'dropped': 'dropped', 'data': 'reads other data'}
-    details = [f'{label}: {", ".join(entries)}' for name, label in labels.items() if (entries := lineage.get(name))]
-    parent = format_run_ref(lineage.get('takes', ''), lineage['run'], lineage['step'])
-    return [f'from {parent}', *lineage.get('config', []), *details]
+    details = [f'{label}: {", ".join(entries)}' for name, label in labels.items() if (entries := parent.get(name))]
+    parent_ref = format_run_ref(parent.get('takes', ''), parent['run'], parent['step'])
+    return [f'from {parent_ref}', *parent.get('config', []), *details]
 
 
 def parse_run_ref(run_ref: str) -> tuple[RunDir, int | None]:

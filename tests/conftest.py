@@ -26,7 +26,7 @@ from sinklab.attn.pallas import tpu
 from sinklab.config.spec import (
     NORMALIZERS_BY_SIMILARITY,
     AttentionConfig,
-    Hardware,
+    Layout,
     Spec,
 )
 from sinklab.config.validate import parse_config
@@ -60,13 +60,13 @@ for name, value in CACHE_SETTINGS.items():
 
 # In a test, a mesh takes only as many of the four devices as the layout needs.
 make_unpatched_mesh = device_mesh.make_mesh
-device_mesh.make_mesh = lambda hardware, mesh_devices=None: make_unpatched_mesh(
-    hardware, mesh_devices or jax.devices()[: count_devices(hardware)]
+device_mesh.make_mesh = lambda layout, mesh_devices=None: make_unpatched_mesh(
+    layout, mesh_devices or jax.devices()[: count_devices(layout)]
 )
 
 
-def count_devices(hardware: Hardware) -> int:
-    return math.prod(getattr(hardware, axis) or 1 for axis in device_mesh.MESH_AXES)
+def count_devices(layout: Layout) -> int:
+    return math.prod(getattr(layout, axis) or 1 for axis in device_mesh.MESH_AXES)
 
 
 OPERATIONS = [

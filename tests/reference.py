@@ -24,7 +24,7 @@ def run_forward(params, token_T, spec):
 
     The attention includes the column left of the text.
     """
-    model, sinks = spec.model, int(spec.model.columns.kind == 'sink_token')
+    model, sinks = spec.model, int(spec.model.learned_kv.kind == 'sink_token')
     params = convert_to_float64(params)
     position_info = make_position_info(params, token_T, spec)
     x = embed(params, model, token_T)
@@ -69,9 +69,9 @@ def make_position_info(params, token_T, spec):
     if spec.data.positions == 'reset':
         position_T = np.array([t - list(document_T).index(document_T[t]) for t in range(length)])
     visible_TS = formulas.compute_visibility(length, model.mask, document_T)
-    if model.columns.kind in COLUMN_KINDS:
+    if model.learned_kv.kind in COLUMN_KINDS:
         visible_TS = np.insert(visible_TS, 0, True, axis=1)
-    if model.columns.kind == 'sink_token':
+    if model.learned_kv.kind == 'sink_token':
         position_T = np.insert(position_T + 1, 0, 0)
         visible_TS = np.insert(visible_TS, 0, np.arange(length + 1) == 0, axis=0)
     table_RH = params['position']['table_RH'] if model.position == 'relative_t5' else None
@@ -140,17 +140,17 @@ def compute_head(h, weights, x, position_info, spec):
         else ungated_value
     )
     bias_TS = position_info.bias_HTS[h]
-    if model.columns.kind in ('k', 'kv'):
+    if model.learned_kv.kind in ('k', 'kv'):
         column = make_learned_column(h, weights['columns'], value.shape[-1], model)
         key, value = np.vstack([column[0], key]), np.vstack([column[1], value])
         bias_TS = np.insert(bias_TS, 0, 0.0, axis=1)
     query, key = (apply_feature_map(y, weights, model.attention.feature_map) for y in (query, key))
     score_TS = query @ key.T / math.sqrt(model.head_width) + bias_TS
-    if model.columns.kind == 'logit':
+    if model.learned_kv.kind == 'logit':
         score_TS = np.insert(score_TS, 0, select_head(weights['columns']['score_H'], h)[0], axis=1)
         value = np.vstack([np.zeros(value.shape[-1]), value])
     score_TS = score_TS + model.attention.offset * math.log(spec.data.length)
-    columns = int(model.columns.kind in COLUMN_KINDS)
+    columns = int(model.learned_kv.kind in COLUMN_KINDS)
     attention_TS = formulas.compute_weights(score_TS, position_info.visible_TS, model.attention, columns)
     output_TK = attention_TS @ value
     if model.exclusive != 'none':
@@ -158,7 +158,7 @@ def compute_head(h, weights, x, position_info, spec):
         component_T = (output_TK * own_value).sum(-1) / (own_value**2).sum(-1)
         share = weights['exclusion']['share_H'][h] if model.exclusive == 'gated' else 1
         output_TK = output_TK - share * component_T[:, None] * own_value
-    if model.columns.kind == 'v':
+    if model.learned_kv.kind == 'v':
         output_TK = output_TK + select_head(weights['columns']['value_HK'], h)
     if model.head_norm:
         output_TK = formulas.rms_norm(output_TK, weights['head_norm']['gain_D'], model.norm_epsilon)
@@ -193,15 +193,15 @@ def make_learned_column(h, weights, value_width, model):
     key = np.zeros(model.head_width)
     learned_key = select_head(weights['key_HK'], h)
     key[: len(learned_key)] = learned_key
-    if model.columns.kind == 'kv':
+    if model.learned_kv.kind == 'kv':
         return key, select_head(weights['value_HK'], h)
-    norm = model.columns.value_norm
+    norm = model.learned_kv.value_norm
     make_value = {
         'zero': lambda: np.zeros(value_width),
         'first': lambda: norm * np.eye(value_width)[0],
         'uniform': lambda: norm * np.ones(value_width) / math.sqrt(value_width),
     }
-    return key, make_value[model.columns.value]()
+    return key, make_value[model.learned_kv.value]()
 
 
 def compute_output_gate(h, weights, x, value, model):

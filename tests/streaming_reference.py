@@ -12,7 +12,7 @@ def compute_logits(params, token_T, spec, num_first, num_recent):
     """Compute logits_TV of all tokens in float64."""
     model, params = spec.model, reference.convert_to_float64(params)
     embedded = reference.embed(params, model, token_T)
-    sinks = int(model.columns.kind == 'sink_token')
+    sinks = int(model.learned_kv.kind == 'sink_token')
     if sinks:
         embedded = np.concatenate([params['sink']['vector_TD'], embedded])
     caches, outputs, first_rows = [[] for _ in range(model.layers)], [], []
@@ -46,12 +46,12 @@ def make_position_info(params, spec, indices):
     A window counts positions in the cache. A sink token is in all windows.
     """
     model, position_T = spec.model, np.arange(len(indices))
-    has_sink = model.columns.kind == 'sink_token' and indices[0] == 0
+    has_sink = model.learned_kv.kind == 'sink_token' and indices[0] == 0
     num_text_tokens = len(indices) - has_sink
     visible_TS = formulas.compute_visibility(num_text_tokens, model.mask, np.zeros(num_text_tokens))
     if has_sink:
         visible_TS = np.insert(visible_TS, 0, False, axis=0)
-    if has_sink or model.columns.kind in ('k', 'kv', 'logit'):
+    if has_sink or model.learned_kv.kind in ('k', 'kv', 'logit'):
         visible_TS = np.insert(visible_TS, 0, True, axis=1)
     table_RH = params['position']['table_RH'] if model.position == 'relative_t5' else None
     return reference.PositionInfo(

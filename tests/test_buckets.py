@@ -77,12 +77,14 @@ def test_fork_in_bucket_equals_fork_on_disk(corpus, bucket_path, disk_path, tmp_
     train_run(make_spec(corpus), bucket_path)
 
     def fork_run(parent, path):
-        origin = warm_start.WarmStart(RunDir(parent), 8, make_spec(corpus), takes)
-        return drop_clock_metrics(train_run(make_spec(corpus, optimizer__steps=12), path, origin=origin))
+        parent_checkpoint = warm_start.WarmStart(RunDir(parent), 8, make_spec(corpus), takes)
+        return drop_clock_metrics(
+            train_run(make_spec(corpus, optimizer__steps=12), path, parent_checkpoint=parent_checkpoint)
+        )
 
     fork_path = bucket_path.parent / 'fork'
     assert fork_run(bucket_path, fork_path) == fork_run(disk_path, tmp_path / 'fork')
-    assert RunDir(fork_path).read_lineage()['run'] == '../run'
+    assert RunDir(fork_path).read_parent()['run'] == '../run'
 
 
 def test_damaged_checkpoint_in_bucket_is_passed_over(corpus, bucket_path, disk_path):

@@ -285,5 +285,3 @@ def test_shipped_claims_agree_with_published_numbers(shipped_claims):
         if difference is not None:
             published_relation = '=' if abs(difference) < claim.min_difference else '>' if difference > 0 else '<'
             assert published_relation == claim.relation, name
-
-

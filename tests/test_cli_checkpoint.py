@@ -72,8 +72,6 @@ def test_verify_names_corrupt_file_and_exits_with_1(damaged_run, run, capsys):
     assert run_checkpoint_command(capsys, 'verify', f'{damaged_run}@2')[0] == 0
 
 
-
-
 @pytest.mark.parametrize(
     ('arguments', 'message'),
     [

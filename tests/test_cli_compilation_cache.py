@@ -6,11 +6,11 @@ import sys
 
 import pytest
 
-from sinklab.cli import hardware_flags
+from sinklab.cli import layout_flags
 
 SCRIPT = """
 import sys
-from sinklab.cli.hardware_flags import set_compilation_cache
+from sinklab.cli.layout_flags import set_compilation_cache
 set_compilation_cache(sys.argv[1])
 import jax
 jax.jit(lambda x: x + 1)(1.0)
@@ -29,8 +29,8 @@ def test_compilation_cache_holds_programs_and_none_disables_it(tmp_path):
 def test_set_fast_compile_flags_applies_only_to_smoke_size(monkeypatch):
     monkeypatch.setenv('XLA_FLAGS', '--xla_dump_to=somewhere')
     for size in (None, 'paper', 'quickstart'):
-        hardware_flags.set_fast_compile_flags(size)
+        layout_flags.set_fast_compile_flags(size)
     assert os.environ['XLA_FLAGS'] == '--xla_dump_to=somewhere'
-    hardware_flags.set_fast_compile_flags('smoke')
-    hardware_flags.set_fast_compile_flags('smoke')
-    assert os.environ['XLA_FLAGS'] == f'--xla_dump_to=somewhere {hardware_flags.FAST_COMPILE_FLAGS}'
+    layout_flags.set_fast_compile_flags('smoke')
+    layout_flags.set_fast_compile_flags('smoke')
+    assert os.environ['XLA_FLAGS'] == f'--xla_dump_to=somewhere {layout_flags.FAST_COMPILE_FLAGS}'

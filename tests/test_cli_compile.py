@@ -8,7 +8,7 @@ import pytest
 from benchmarks.hlo import HloProgram, find_crossed_axes
 from sinklab.chip_specs import CHIPS
 from sinklab.cli.main import main
-from sinklab.config.spec import Hardware
+from sinklab.config.spec import Layout
 from sinklab.config.validate import parse_config
 from sinklab.configs import scale
 from sinklab.planning import topology
@@ -35,12 +35,12 @@ def test_compile_reports_every_program_of_run(capsys):
     assert report['memory_bytes_per_chip'] == 16 * 2**30
 
 
-def compile_step(hardware):
+def compile_step(layout):
     """Return the collectives of a train step, each with the mesh axes that it crosses."""
     config = scale.get_config('softmax_60m', 'smoke')
     config.optimizer.batch_size = 16
     devices = topology.make_tpu_devices('v5e:2x2')
-    compiled_run = compile_run(parse_config(config.to_dict()), hardware, devices, CHIPS['v5e'], ['step'])
+    compiled_run = compile_run(parse_config(config.to_dict()), layout, devices, CHIPS['v5e'], ['step'])
     program = HloProgram(compiled_run.programs['step'].executable.as_text())
     return [
         (collective, find_crossed_axes(collective, compiled_run.mesh)) for collective in program.find_collectives()
@@ -49,7 +49,7 @@ def compile_step(hardware):
 
 @pytest.mark.slow
 def test_data_parallel_step_has_only_one_all_reduce_per_gradient():
-    collectives = compile_step(Hardware(data=4, micro_batch=4))
+    collectives = compile_step(Layout(data=4, micro_batch=4))
     assert {(collective.kind, axis, collective.num_executions) for collective, axis in collectives} == {
         ('all-reduce', 'data', 1)
     }
@@ -57,7 +57,7 @@ def test_data_parallel_step_has_only_one_all_reduce_per_gradient():
 
 @pytest.mark.slow
 def test_step_scatters_gradients_per_micro_batch_and_reduces_over_data_once():
-    collectives = compile_step(Hardware(data=2, fsdp=2, micro_batch=4))
+    collectives = compile_step(Layout(data=2, fsdp=2, micro_batch=4))
     assert {collective.num_executions for collective, axis in collectives if axis == 'data'} == {1}
     counts = [
         collective.num_executions

@@ -13,7 +13,7 @@ from flax import nnx
 from rows import ROWS
 from stores import write_chat
 
-from sinklab.config.spec import Hardware
+from sinklab.config.spec import Layout
 from sinklab.config.validate import parse_config
 from sinklab.data.run_data import load_run_data
 from sinklab.parallel import device_mesh, sharding
@@ -44,7 +44,7 @@ def list_attention_choices(name):
     """
     spec = SPECS[name]
     yield 'optimizer', spec.optimizer.name
-    for part in (spec.model.attention, spec.model.mask, spec.model.columns, spec.probe):
+    for part in (spec.model.attention, spec.model.mask, spec.model.learned_kv, spec.probe):
         yield from ((type(part), *choice) for choice in list_choices(part) if isinstance(choice[1], str))
 
 
@@ -81,12 +81,12 @@ def test_row_trains_all_parameters_and_probe_metrics_are_finite(name, sources):
     # Weight decay would also change parameters without a gradient.
     optimizer = dataclasses.replace(spec.optimizer, weight_decay=0.0)
     spec = dataclasses.replace(spec, optimizer=optimizer)
-    data, mesh = load_run_data(spec), device_mesh.make_mesh(Hardware())
+    data, mesh = load_run_data(spec), device_mesh.make_mesh(Layout())
     first, second = (data.batches.read_rows(step, range(spec.optimizer.batch_size)) for step in range(2))
     with jax.set_mesh(mesh):
         train_state = state.create_state(spec, mesh)
         initial_params = jax.device_get(train_state['params'])
-        train_step = step.make_train_step(spec, Hardware(), mesh)
+        train_step = step.make_train_step(spec, Layout(), mesh)
         zero = sharding.make_per_device_array(0, mesh)
         train_state, _ = train_step(train_state, first, zero)  # with a warm-up, the learning rate of this step is 0
         train_state, metrics = train_step(train_state, second, zero)
@@ -95,7 +95,7 @@ def test_row_trains_all_parameters_and_probe_metrics_are_finite(name, sources):
         probe_values, spec, data.is_trigger(data.probe_PT)
     )
     assert all(np.isfinite(value) for value in all_metrics.values())
-    has_sink_column = spec.model.columns.kind in ('sink_token', 'k', 'kv', 'logit')
+    has_sink_column = spec.model.learned_kv.kind in ('sink_token', 'k', 'kv', 'logit')
     assert ('sink/star' in all_metrics) == (has_sink_column or spec.model.attention.normalizer == 'plus_one')
     assert {'train/loss', 'sink/1', 'alpha/1', 'mass/row', 'norm/ratio/01'} <= set(all_metrics)
     changed = jax.tree.map(

@@ -93,7 +93,7 @@ def test_whole_number_becomes_float():
 
 
 SIGMOID = dict(model__attention__similarity='sigmoid', model__attention__normalizer='none')
-KV, K, LOGIT, VALUE = (dict(model__columns__kind=kind) for kind in ('kv', 'k', 'logit', 'v'))
+KV, K, LOGIT, VALUE = (dict(model__learned_kv__kind=kind) for kind in ('kv', 'k', 'logit', 'v'))
 BACKCOPY = dict(data__task='backcopy', data__triggers=3)
 GLOBAL = dict(model__global_layers__every=2)
 LINEAR = dict(model__rotary__scaling='linear')
@@ -107,18 +107,18 @@ LINEAR = dict(model__rotary__scaling='linear')
         ('model.attention.power', dict(model__attention__power=2.0)),
         ('model.attention.power', dict(model__attention__normalizer='p_norm')),
         ('model.attention.offset', dict(model__attention__offset=-1.0)),
-        ('model.columns.shared', dict(model__columns__shared=True)),
-        ('model.columns.value', K),
-        ('model.columns.value', KV | dict(model__columns__value='zero')),
-        ('model.columns.value', LOGIT | dict(model__columns__value='zero')),
-        ('model.columns.value_norm', K | dict(model__columns__value='first')),
-        ('model.columns.value_norm', KV | dict(model__columns__value_norm=1.0)),
-        ('model.columns.key_width', KV | dict(model__columns__key_width=4)),
-        ('model.columns.key_width', VALUE | dict(model__columns__key_width=2)),
-        ('model.columns.kind', SIGMOID | K | dict(model__columns__value='zero')),
-        ('model.columns.kind', SIGMOID | LOGIT),
-        ('model.columns.kind', LOGIT | dict(model__attention__feature_map='mlp')),
-        ('model.heads', KV | dict(model__heads=1, model__columns__shared=True)),
+        ('model.learned_kv.shared', dict(model__learned_kv__shared=True)),
+        ('model.learned_kv.value', K),
+        ('model.learned_kv.value', KV | dict(model__learned_kv__value='zero')),
+        ('model.learned_kv.value', LOGIT | dict(model__learned_kv__value='zero')),
+        ('model.learned_kv.value_norm', K | dict(model__learned_kv__value='first')),
+        ('model.learned_kv.value_norm', KV | dict(model__learned_kv__value_norm=1.0)),
+        ('model.learned_kv.key_width', KV | dict(model__learned_kv__key_width=4)),
+        ('model.learned_kv.key_width', VALUE | dict(model__learned_kv__key_width=2)),
+        ('model.learned_kv.kind', SIGMOID | K | dict(model__learned_kv__value='zero')),
+        ('model.learned_kv.kind', SIGMOID | LOGIT),
+        ('model.learned_kv.kind', LOGIT | dict(model__attention__feature_map='mlp')),
+        ('model.heads', KV | dict(model__heads=1, model__learned_kv__shared=True)),
         ('model.heads', dict(model__heads=1, model__gate='shared')),
         ('model.attention.gain', dict(model__attention__gain=2.0, model__head_norm=True)),
         ('model.attention.gain', dict(model__attention__gain=2.0, model__norm='sandwich')),

@@ -181,13 +181,13 @@ def test_scale_with_size_scales_field_with_its_reference_field():
     rows = {
         'window': dict(diff=scale_with_size({'model.mask.window': 512})),
         'block': dict(diff=scale_with_size({'model.mask.block': 64})),
-        'width': dict(diff=scale_with_size({'model.columns.key_width': 32, 'optimizer.steps': 40_000})),
+        'width': dict(diff=scale_with_size({'model.learned_kv.key_width': 32, 'optimizer.steps': 40_000})),
         'prefix': dict(diff=scale_with_size({'model.mask.prefix': 10})),
     }
     get_config = table(rows, {'optimizer.steps': 10_000}, small_sizes)
     assert get_config('window', 'small').model.mask.window == 32
     assert get_config('block', 'small').model.mask.block == 4
-    assert get_config('width', 'small').model.columns.key_width == 8
+    assert get_config('width', 'small').model.learned_kv.key_width == 8
     assert get_config('width', 'small').optimizer.steps == 800
     assert get_config('prefix', 'small').model.mask.prefix == 10
     assert get_config('width').optimizer.steps == 40_000

@@ -129,7 +129,10 @@ def test_narrow_learned_key_uses_distinct_rotary_frequencies():
     In the interleaved layout, two dimensions would share a frequency.
     """
     spec = make_tiny_spec(
-        model__columns__kind='k', model__columns__value='zero', model__head_width=16, model__columns__key_width=4
+        model__learned_kv__kind='k',
+        model__learned_kv__value='zero',
+        model__head_width=16,
+        model__learned_kv__key_width=4,
     )
     learned_kv = LEARNED_KV_KINDS['k'](spec.model, 16, nnx.Rngs(0))
     key_BSHK, _ = learned_kv.prepend(ZERO_BSHK, ZERO_BSHK)

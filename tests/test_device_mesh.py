@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from conftest import make_unpatched_mesh
 
-from sinklab.config.spec import Hardware
+from sinklab.config.spec import Layout
 from sinklab.errors import UserError
 from sinklab.parallel import device_mesh
 
@@ -54,31 +54,31 @@ def make_tpus(shape, slices=1, kind='TPU v5 lite', per_host=4):
     ids=['v5e-8', 'v5e-256', 'v5p-128', '2 x v5e-256', '8 x H100', '4 x 8 x H100'],
 )
 def test_default_mesh_uses_fsdp_within_slices_and_data_across(devices, sizes):
-    mesh = make_unpatched_mesh(Hardware(), devices)
+    mesh = make_unpatched_mesh(Layout(), devices)
     assert tuple(mesh.shape.values()) == sizes
     assert sorted(device.id for device in mesh.devices.flat) == [device.id for device in devices], 'each device once'
 
 
 @pytest.mark.parametrize(
-    ('devices', 'hardware', 'sizes'),
+    ('devices', 'layout', 'sizes'),
     [
-        (make_tpus((4, 4, 4), kind='TPU v5p'), Hardware(data=8, fsdp=8), (8, 8, 1)),
-        (make_tpus((4, 4, 4), kind='TPU v5p'), Hardware(tensor=2), (1, 32, 2)),
-        (make_tpus((16, 16)), Hardware(fsdp=16), (16, 16, 1)),
-        (make_tpus((16, 16)), Hardware(data=64, fsdp=2, tensor=2), (64, 2, 2)),
-        (make_tpus((4, 4), slices=2), Hardware(fsdp=32), (1, 32, 1)),
-        (make_tpus((4, 4), slices=2), Hardware(data=4), (4, 8, 1)),
-        (make_gpus(4), Hardware(tensor=2), (4, 4, 2)),
+        (make_tpus((4, 4, 4), kind='TPU v5p'), Layout(data=8, fsdp=8), (8, 8, 1)),
+        (make_tpus((4, 4, 4), kind='TPU v5p'), Layout(tensor=2), (1, 32, 2)),
+        (make_tpus((16, 16)), Layout(fsdp=16), (16, 16, 1)),
+        (make_tpus((16, 16)), Layout(data=64, fsdp=2, tensor=2), (64, 2, 2)),
+        (make_tpus((4, 4), slices=2), Layout(fsdp=32), (1, 32, 1)),
+        (make_tpus((4, 4), slices=2), Layout(data=4), (4, 8, 1)),
+        (make_gpus(4), Layout(tensor=2), (4, 4, 2)),
     ],
 )
-def test_mesh_uses_given_sizes_and_infers_others(devices, hardware, sizes):
-    mesh = make_unpatched_mesh(hardware, devices)
+def test_mesh_uses_given_sizes_and_infers_others(devices, layout, sizes):
+    mesh = make_unpatched_mesh(layout, devices)
     assert tuple(mesh.shape.values()) == sizes
     assert len(set(mesh.devices.flat)) == len(devices)
 
 
 def test_mesh_neighbours_are_network_neighbours():
-    mesh = make_unpatched_mesh(Hardware(data=16, fsdp=16), make_tpus((16, 16)))
+    mesh = make_unpatched_mesh(Layout(data=16, fsdp=16), make_tpus((16, 16)))
     coords = np.array([[device.coords for device in row] for row in mesh.devices[:, :, 0]])
     for axis in (0, 1):
         distances = np.abs(np.diff(coords, axis=axis)).sum(-1)
@@ -86,40 +86,40 @@ def test_mesh_neighbours_are_network_neighbours():
 
 
 def test_mesh_data_axis_does_not_split_slices():
-    mesh = make_unpatched_mesh(Hardware(data=4), make_tpus((4, 4), slices=2))
+    mesh = make_unpatched_mesh(Layout(data=4), make_tpus((4, 4), slices=2))
     slices = np.vectorize(lambda device: device.slice_index)(mesh.devices)
     assert (slices[:2] == 0).all()
     assert (slices[2:] == 1).all()
 
 
 @pytest.mark.parametrize(
-    ('devices', 'hardware'),
+    ('devices', 'layout'),
     [
-        (make_gpus(1), Hardware(data=2, fsdp=2)),
-        (make_gpus(1), Hardware(fsdp=3)),
-        (make_gpus(1), Hardware(tensor=3)),
-        (make_gpus(1), Hardware(data=8, fsdp=4, tensor=2)),
-        (make_gpus(3), Hardware(data=2, fsdp=4, tensor=3)),
-        ([*make_gpus(1), *make_gpus(2)[8:13]], Hardware(fsdp=13)),
+        (make_gpus(1), Layout(data=2, fsdp=2)),
+        (make_gpus(1), Layout(fsdp=3)),
+        (make_gpus(1), Layout(tensor=3)),
+        (make_gpus(1), Layout(data=8, fsdp=4, tensor=2)),
+        (make_gpus(3), Layout(data=2, fsdp=4, tensor=3)),
+        ([*make_gpus(1), *make_gpus(2)[8:13]], Layout(fsdp=13)),
     ],
 )
-def test_mesh_rejects_idle_devices_and_incompatible_slices(devices, hardware):
+def test_mesh_rejects_idle_devices_and_incompatible_slices(devices, layout):
     with pytest.raises(UserError):
-        make_unpatched_mesh(hardware, devices)
+        make_unpatched_mesh(layout, devices)
 
 
 @pytest.mark.parametrize(
-    ('devices', 'hardware', 'rings'),
+    ('devices', 'layout', 'rings'),
     [
-        (make_tpus((16, 16)), Hardware(), (16, 16)),
-        (make_tpus((16, 16)), Hardware(data=16), (16,)),
-        (make_tpus((4, 4, 4), kind='TPU v5p'), Hardware(), (4, 4, 4)),
-        (make_tpus((8, 8), slices=2), Hardware(), (8, 8)),
-        (make_gpus(1), Hardware(), (8,)),
+        (make_tpus((16, 16)), Layout(), (16, 16)),
+        (make_tpus((16, 16)), Layout(data=16), (16,)),
+        (make_tpus((4, 4, 4), kind='TPU v5p'), Layout(), (4, 4, 4)),
+        (make_tpus((8, 8), slices=2), Layout(), (8, 8)),
+        (make_gpus(1), Layout(), (8,)),
     ],
 )
-def test_find_rings_returns_network_rings_of_axis(devices, hardware, rings):
-    assert device_mesh.find_rings(make_unpatched_mesh(hardware, devices))['fsdp'] == rings
+def test_find_rings_returns_network_rings_of_axis(devices, layout, rings):
+    assert device_mesh.find_rings(make_unpatched_mesh(layout, devices))['fsdp'] == rings
 
 
 HOST_MEMORY_BYTES = os.sysconf('SC_PHYS_PAGES') * os.sysconf('SC_PAGE_SIZE')

@@ -7,7 +7,7 @@ import pytest
 from conftest import draw_params, make_tiny_spec
 from stores import write_chat
 
-from sinklab.config.spec import Hardware
+from sinklab.config.spec import Layout
 from sinklab.data.run_data import load_run_data
 from sinklab.errors import UserError
 from sinklab.model.transformer import compute_logits
@@ -45,20 +45,20 @@ def compute_expected_loss(spec, params, ids_BT):
 @pytest.mark.slow
 @pytest.mark.parametrize('micro_batch', [None, 2])
 def test_loss_is_mean_over_assistant_tokens(source, micro_batch):
-    spec, hardware = make_spec(source), Hardware(micro_batch=micro_batch)
-    data, mesh, params = load_run_data(spec), device_mesh.make_mesh(Hardware()), draw_params(make_spec(source))
+    spec, layout = make_spec(source), Layout(micro_batch=micro_batch)
+    data, mesh, params = load_run_data(spec), device_mesh.make_mesh(Layout()), draw_params(make_spec(source))
     batch = data.batches.read_rows(0, range(8))
     counts = (batch[:, 1:] >= 0).sum(1)
     assert len(set(counts.tolist())) > 1  # it differs between micro-batches
     with jax.set_mesh(mesh):
         train_state = state.init_state(spec) | dict(params=jax.tree.map(jax.numpy.array, params))
-        _, metrics = step.make_train_step(spec, hardware, mesh)(
+        _, metrics = step.make_train_step(spec, layout, mesh)(
             train_state, batch, sharding.make_per_device_array(0, mesh)
         )
         np.testing.assert_allclose(
             float(metrics['train/loss']), compute_expected_loss(spec, params, batch), rtol=1e-5
         )
-        valid_loss = validation_loss.make_validation_fn(spec, hardware, mesh)(params, data.valid_NT)['valid/loss']
+        valid_loss = validation_loss.make_validation_fn(spec, layout, mesh)(params, data.valid_NT)['valid/loss']
         np.testing.assert_allclose(valid_loss, compute_expected_loss(spec, params, data.valid_NT), rtol=1e-5)
 
 

@@ -20,7 +20,7 @@ MLP_MAP = dict(
 CASES = [
     {},
     dict(model__ffn='gelu', model__position='alibi'),
-    dict(model__columns__kind='kv'),
+    dict(model__learned_kv__kind='kv'),
     dict(model__combination='add'),
     dict(model__combination='add_wide'),
     dict(model__kv_heads=2, model__tied=True),

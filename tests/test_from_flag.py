@@ -10,7 +10,7 @@ from conftest import make_tiny_spec
 
 from sinklab.cli import train
 from sinklab.cli.main import main
-from sinklab.config.spec import Hardware
+from sinklab.config.spec import Layout
 from sinklab.errors import UserError
 from sinklab.run_dir import RunDir
 
@@ -56,7 +56,7 @@ def test_fork_without_config_uses_parent_config_with_overrides(capsys, parent, t
     assert (config['model']['mask']['window'], config['optimizer']['clip_norm']) == (6, 0.5)
     assert folder.read_json('row')['overrides']['model.mask.window'] == '6'
     assert folder.read_json('row')['row'] == 'fork'
-    assert folder.read_lineage()['commit'] == parent.read_environment()['commit']
+    assert folder.read_parent()['commit'] == parent.read_environment()['commit']
     assert [record['step'] for record in folder.read_records()] == [4, 5, 6, 7, 8]
 
 
@@ -82,13 +82,13 @@ def resolve_parent(from_flag, child):
     return SimpleNamespace(run_dir=flag.run_dir, step=train.choose_step(flag, child), takes=flag.takes)
 
 
-def make_run_folder(path, *steps, lineage=None):
+def make_run_folder(path, *steps, parent=None):
     """Make a run folder with empty checkpoints."""
     for step in steps:
         (path / 'checkpoints' / str(step)).mkdir(parents=True)
     path.mkdir(exist_ok=True)
     (path / 'config.json').write_text('{}')
-    (path / 'row.json').write_text(json.dumps({'from': lineage} if lineage else {}))
+    (path / 'row.json').write_text(json.dumps({'from': parent} if parent else {}))
     return path
 
 
@@ -117,15 +117,15 @@ def test_resolve_parent_refuses_invalid_checkpoint(tmp_path, monkeypatch, from_f
 
 def test_resolve_parent_refuses_existing_run_that_is_no_fork(tmp_path):
     make_run_folder(tmp_path / 'run', 4)
-    with pytest.raises(UserError, match=f'{tmp_path}/child .*fork'):
+    with pytest.raises(UserError, match=f'{tmp_path}/child .*warm start'):
         resolve_parent(f'{tmp_path}/run@4', RunDir(make_run_folder(tmp_path / 'child', 4)))
 
 
 @pytest.mark.parametrize('takes', ['', 'params:'])
 def test_existing_fork_accepts_only_the_checkpoint_that_it_records(tmp_path, takes):
     make_run_folder(tmp_path / 'run', 2, 4)
-    lineage = dict(run='../run', step=2, takes=takes.removesuffix(':'))
-    child = RunDir(make_run_folder(tmp_path / 'child', lineage=lineage))
+    parent = dict(run='../run', step=2, takes=takes.removesuffix(':'))
+    child = RunDir(make_run_folder(tmp_path / 'child', parent=parent))
     for name in ('run', 'run@2'):
         assert resolve_parent(f'{takes}{tmp_path}/{name}', child).step == 2
     other_takes = '' if takes else 'params:'
@@ -143,7 +143,5 @@ def test_resolve_parent_splits_prefix_at_first_colon(tmp_path):
 
 def test_takes_and_step_of_from_flag_must_be_equal_on_all_processes():
     flags = [train.parse_from_flag(text) for text in ('params:run@4', 'run@4', 'run@2', 'run')]
-    settings = [
-        train.collect_shared_settings(make_tiny_spec(), Hardware(), flag)['--from'] for flag in (*flags, None)
-    ]
+    settings = [train.collect_shared_settings(make_tiny_spec(), Layout(), flag)['--from'] for flag in (*flags, None)]
     assert settings == [['params', 4], ['', 4], ['', 2], ['', None], None]

@@ -399,9 +399,9 @@ def test_stream_and_sample_of_open_model_equal_those_of_imported_run(llama, toke
 def test_train_from_gguf_file_takes_import_in_cache(llama, tmp_path, capsys):
     path, _ = llama
     child = RunDir(tmp_path / 'child')
-    origin = hf.resolve_from_flag(f'gguf:{path}', child)
+    parent_checkpoint = hf.resolve_from_flag(f'gguf:{path}', child)
     run_dir = hf.get_cached_import(f'gguf:{path}')
-    assert origin == f'params:{run_dir}@0'
+    assert parent_checkpoint == f'params:{run_dir}@0'
     assert run_dir.list_checkpoint_steps() == [0]
     assert capsys.readouterr().err.count('importing') == 1
 

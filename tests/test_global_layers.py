@@ -14,7 +14,7 @@ from model_options import GEMMA3, TOKENS, make_model_changes
 
 from sinklab.attn.backends import select_backend
 from sinklab.errors import UserError
-from sinklab.metrics.metric import make_setting
+from sinklab.metrics.metric import make_context
 from sinklab.model import flops
 from sinklab.model.attention import make_attention_problem
 from sinklab.train import state
@@ -77,11 +77,11 @@ def test_global_layers_keep_residuals_of_backward_pass_once():
 
 
 def test_metrics_of_windows_do_not_exist_with_global_layers():
-    setting = make_setting(make_tiny_spec(**GEMMA3), 12, 0)
-    assert (setting.window, setting.reach) == (None, 12)
+    context = make_context(make_tiny_spec(**GEMMA3), 12, 0)
+    assert (context.window, context.reach) == (None, 12)
     no_global_layers = {name: value for name, value in GEMMA3.items() if 'global_layers' not in name}
-    setting = make_setting(make_tiny_spec(**no_global_layers), 12, 0)
-    assert (setting.window, setting.reach) == (3, 3)
+    context = make_context(make_tiny_spec(**no_global_layers), 12, 0)
+    assert (context.window, context.reach) == (3, 3)
 
 
 def test_forward_flops_count_window_in_local_layers_only():

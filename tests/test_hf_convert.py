@@ -250,10 +250,10 @@ def test_imported_model_is_fine_tuned_with_another_attention_operation(name, cor
     run_dir = RunDir(tmp_path / 'run')
     assert run_dir.read_json('config')['model']['kv_heads'] == 2
     assert run_dir.read_json('config')['optimizer']['peak_learning_rate'] == 2e-5
-    assert run_dir.read_lineage()['row'] == 'theirs'
-    assert run_dir.read_lineage()['data'] == []
+    assert run_dir.read_parent()['row'] == 'theirs'
+    assert run_dir.read_parent()['data'] == []
     assert any(
-        change.startswith('model.attention.similarity exp -> sigmoid') for change in run_dir.read_lineage()['config']
+        change.startswith('model.attention.similarity exp -> sigmoid') for change in run_dir.read_parent()['config']
     )
     expected = flatten_dict(
         convert.read_params(read_spec(run_dir).model, files.SafetensorsReader(tmp_path / 'theirs'), 'theirs')

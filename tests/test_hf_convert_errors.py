@@ -235,7 +235,7 @@ def test_parse_hf_config_limits_data_length_above_attention_window():
 
 UNSUPPORTED_VALUES = {
     **{'position': 'alibi', 'ffn': 'gelu', 'norm': 'post', 'head_norm': True, 'combination': 'add'},
-    **{'gate': 'value', 'attention.gain': 2.0, 'mask.prefix': 3, 'mask.block': 5, 'columns.kind': 'kv'},
+    **{'gate': 'value', 'attention.gain': 2.0, 'mask.prefix': 3, 'mask.block': 5, 'learned_kv.kind': 'kv'},
     **{'attention.similarity': 'softpick', 'attention.normalizer': 'plus_one', 'attention.feature_map': 'elu1'},
     'scaled_embedding': True,
 }

@@ -19,7 +19,7 @@ def make_model_spec(columns, shared=False):
     """Make the config of a model; a K bias has the value 0."""
     value = 'zero' if columns == 'k' else 'learned'
     return make_tiny_spec(
-        model__columns__kind=columns, model__columns__value=value, model__columns__shared=shared
+        model__learned_kv__kind=columns, model__learned_kv__value=value, model__learned_kv__shared=shared
     ).model
 
 
@@ -46,7 +46,9 @@ TOKENS = np.random.default_rng(0).integers(0, 300, (2, 8))
 def run_model(columns, normalizer='sum', **vectors):
     """Run a one-layer model with a column of given learned vectors; return (logits, Capture)."""
     spec = make_tiny_spec(
-        model__layers=1, model__columns__kind=columns, model__columns__value=make_model_spec(columns).columns.value
+        model__layers=1,
+        model__learned_kv__kind=columns,
+        model__learned_kv__value=make_model_spec(columns).columns.value,
     )
     graph, abstract = state.make_abstract_model(replace_operation(spec, 'exp', normalizer))
     rng = np.random.default_rng(0)

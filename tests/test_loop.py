@@ -27,7 +27,7 @@ from tiny_runs import (
 
 from sinklab.attn.backends import BackendChoice
 from sinklab.cli.main import main
-from sinklab.config.spec import Hardware
+from sinklab.config.spec import Layout
 from sinklab.data.run_data import load_run_data
 from sinklab.errors import UserError
 from sinklab.run_dir import RunDir
@@ -167,7 +167,7 @@ def test_train_rejects_probe_that_exceeds_device_memory(corpus, tmp_path, monkey
 @pytest.mark.parametrize('crash_step', [None, 2], ids=['done', 'died'])
 def test_train_reports_failed_kernel_at_end_of_run(corpus, tmp_path, monkeypatch, crash_step):
     choice = BackendChoice('chunked', {'tpu': 'it fails on these devices (ValueError: no)'}, ('tpu',))
-    monkeypatch.setattr(step, 'choose_verified_backend', lambda spec, hardware: choice)
+    monkeypatch.setattr(step, 'choose_verified_backend', lambda spec, layout: choice)
     recorder = RecordingCallback()
     with contextlib.suppress(CrashError):
         train_run(make_spec(corpus), tmp_path / 'run', recorder, CrashingCallback(crash_step))
@@ -191,7 +191,7 @@ def test_device_memory_is_divided_among_processes_of_same_host(corpus, monkeypat
 
     monkeypatch.setattr(loop.device_mesh, 'get_device_memory_bytes', get_memory)
     with pytest.raises(KeyError):
-        loop.set_up(make_spec(corpus), Hardware(), ThreeProcesses())
+        loop.set_up(make_spec(corpus), Layout(), ThreeProcesses())
     assert process_counts == [2]
 
 

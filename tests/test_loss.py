@@ -10,18 +10,18 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from sinklab.config.spec import Hardware
+from sinklab.config.spec import Layout
 from sinklab.parallel import device_mesh, sharding
 from sinklab.train import loss
 from sinklab.train.loss import cross_entropy
 
 LAYOUTS = [
-    Hardware(data=4),
-    Hardware(fsdp=4),
-    Hardware(tensor=4),
-    Hardware(data=2, tensor=2),
-    Hardware(fsdp=2, tensor=2),
-    Hardware(data=2, fsdp=2),
+    Layout(data=4),
+    Layout(fsdp=4),
+    Layout(tensor=4),
+    Layout(data=2, tensor=2),
+    Layout(fsdp=2, tensor=2),
+    Layout(data=2, fsdp=2),
 ]
 AXES = (('batch', None, None), ('vocabulary', 'embed'), ('batch', None))  # of hidden, head and target
 loss_and_gradients = jax.value_and_grad(cross_entropy, (0, 1))
@@ -194,7 +194,7 @@ def test_negative_target_counts_in_mean_with_zero_loss():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('layout', [Hardware(), Hardware(tensor=4)], ids=str)
+@pytest.mark.parametrize('layout', [Layout(), Layout(tensor=4)], ids=str)
 def test_target_beyond_vocabulary_gives_nan(layout):
     hidden, head, target = make_arrays()
     with jax.set_mesh(device_mesh.make_mesh(layout)):
@@ -204,7 +204,7 @@ def test_target_beyond_vocabulary_gives_nan(layout):
 @pytest.mark.slow
 def test_large_logits_do_not_overflow():
     hidden_BTD, head_VD = jnp.ones((1, 2, 1)), jnp.array([[1e30], [-1e30]])
-    for mesh in (device_mesh.make_mesh(Hardware()), device_mesh.make_mesh(Hardware(tensor=2))):
+    for mesh in (device_mesh.make_mesh(Layout()), device_mesh.make_mesh(Layout(tensor=2))):
         with jax.set_mesh(mesh):
             value, (_, d_head_VD) = loss_and_gradients(hidden_BTD, head_VD, jnp.array([[0, 1]]))
         np.testing.assert_allclose(value, 1e30, rtol=1e-6)
@@ -237,7 +237,7 @@ def find_shapes(text):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('gradient', [False, True], ids=['loss', 'gradients'])
-@pytest.mark.parametrize('layout', [Hardware(), *LAYOUTS], ids=str)
+@pytest.mark.parametrize('layout', [Layout(), *LAYOUTS], ids=str)
 def test_compiled_loss_never_holds_logits_of_whole_batch(layout, gradient):
     program = compile_loss(layout, gradient)
     assert max(map(math.prod, find_shapes(program.as_text()))) == loss.MIN_CHUNK_ROWS * VOCABULARY

@@ -12,7 +12,7 @@ from sinklab.analysis import measure
 from sinklab.data.documents import Document
 from sinklab.errors import UserError
 from sinklab.metrics import norms, sink
-from sinklab.metrics.metric import make_setting
+from sinklab.metrics.metric import make_context
 
 
 def compute_importance_by_hand(A, k, columns=0, prefix=1):
@@ -112,9 +112,9 @@ def test_compute_sink_numbers_names_key_and_threshold():
 
 def test_star_metric_reports_rates_with_and_without_own_query():
     star_LPH = np.array([[[0.35], [0.29]]])  # one layer, two sequences, one head
-    setting = make_setting(make_tiny_spec(model__columns__kind='kv', data__length=64), 64, 1)
+    context = make_context(make_tiny_spec(model__learned_kv__kind='kv', data__length=64), 64, 1)
     (metric,) = (metric for metric in sink.METRICS if 'star_LH' in metric.saved_arrays)
-    actual = metric.compute_numbers(dict(star_LPH=star_LPH), setting)
+    actual = metric.compute_numbers(dict(star_LPH=star_LPH), context)
     assert (actual['sink/star'], actual['sink/star/clean']) == (100, 50)  # (1 + 64 * 0.29) / 65 is 0.301
     assert actual['alpha/star/clean'] == pytest.approx(0.32)
     assert actual['alpha/star'] == pytest.approx((1 + 64 * 0.32) / 65)

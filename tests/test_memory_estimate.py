@@ -7,20 +7,20 @@ import jax.numpy as jnp
 import pytest
 from conftest import make_tiny_spec, make_unpatched_mesh
 
-from sinklab.config.spec import Hardware
+from sinklab.config.spec import Layout
 from sinklab.errors import UserError
 from sinklab.parallel import device_mesh
 from sinklab.train import memory_estimate, state
 from sinklab.train.step import make_hidden_states_fn
 
 
-def estimate_memory(hardware):
-    return memory_estimate.estimate_memory(make_tiny_spec(), hardware, device_mesh.make_mesh(hardware), 'chunked')
+def estimate_memory(layout):
+    return memory_estimate.estimate_memory(make_tiny_spec(), layout, device_mesh.make_mesh(layout), 'chunked')
 
 
 @pytest.mark.slow
 def test_estimate_matches_bytes_of_parameters_and_moments():
-    single_device, sharded = estimate_memory(Hardware()), estimate_memory(Hardware(fsdp=4))
+    single_device, sharded = estimate_memory(Layout()), estimate_memory(Layout(fsdp=4))
     shapes = state.get_state_shapes(make_tiny_spec())
     assert single_device.parameters == state.count_bytes(shapes['params'])
     assert single_device.moments == state.count_bytes(shapes['opt_state'])
@@ -32,35 +32,35 @@ def test_estimate_matches_bytes_of_parameters_and_moments():
 @pytest.mark.parametrize('remat', memory_estimate.REMAT_POLICIES)
 @pytest.mark.slow
 def test_estimate_matches_activations_kept_for_backward_pass(remat):
-    spec, hardware = make_tiny_spec(), Hardware(remat=remat)
+    spec, layout = make_tiny_spec(), Layout(remat=remat)
     params = state.init_state(spec)['params']
     ids = jnp.zeros((spec.optimizer.batch_size, spec.data.length), jnp.int32)
     _, backward = jax.vjp(lambda params: make_hidden_states_fn(spec, remat=remat)(params, ids)[0], params)
     param_pointers = {leaf.unsafe_buffer_pointer() for leaf in jax.tree.leaves(params)}
     arrays = [leaf for leaf in jax.tree.leaves(backward) if isinstance(leaf, jax.Array)]
     saved_arrays = [leaf for leaf in arrays if leaf.unsafe_buffer_pointer() not in param_pointers]
-    assert estimate_memory(hardware).activations == pytest.approx(state.count_bytes(saved_arrays), rel=0.1), (
+    assert estimate_memory(layout).activations == pytest.approx(state.count_bytes(saved_arrays), rel=0.1), (
         'but for what all sequences share'
     )
 
 
 @pytest.mark.slow
 def test_estimate_decreases_with_stronger_remat_policy():
-    sizes = [estimate_memory(Hardware(remat=remat)).activations for remat in memory_estimate.REMAT_POLICIES]
+    sizes = [estimate_memory(Layout(remat=remat)).activations for remat in memory_estimate.REMAT_POLICIES]
     assert sizes == sorted(sizes, reverse=True)
     assert len(set(sizes)) == len(sizes)
 
 
 @pytest.mark.slow
 def test_estimate_divides_activations_over_micro_batches_and_devices():
-    total = estimate_memory(Hardware()).activations
-    assert estimate_memory(Hardware(micro_batch=2)).activations < 0.6 * total
-    assert estimate_memory(Hardware(data=2)).activations < 0.6 * total
+    total = estimate_memory(Layout()).activations
+    assert estimate_memory(Layout(micro_batch=2)).activations < 0.6 * total
+    assert estimate_memory(Layout(data=2)).activations < 0.6 * total
 
 
 def choose_micro_batch(batch_size, length, **sizes):
-    spec, hardware = make_tiny_spec(optimizer__batch_size=batch_size, data__length=length), Hardware(**sizes)
-    return memory_estimate.choose_micro_batch(spec, hardware, device_mesh.make_mesh(hardware))
+    spec, layout = make_tiny_spec(optimizer__batch_size=batch_size, data__length=length), Layout(**sizes)
+    return memory_estimate.choose_micro_batch(spec, layout, device_mesh.make_mesh(layout))
 
 
 @pytest.mark.parametrize(
@@ -89,17 +89,17 @@ def test_micro_batch_is_as_requested():
 
 @pytest.mark.slow
 def test_choose_remat_policy_picks_least_recomputation_that_fits():
-    spec, hardware, mesh = make_tiny_spec(), Hardware(remat='auto'), device_mesh.make_mesh(Hardware())
+    spec, layout, mesh = make_tiny_spec(), Layout(remat='auto'), device_mesh.make_mesh(Layout())
     bytes_by_policy = {
-        remat: estimate_memory(dataclasses.replace(hardware, remat=remat)).total
+        remat: estimate_memory(dataclasses.replace(layout, remat=remat)).total
         for remat in memory_estimate.REMAT_POLICIES[1:]
     }
     for remat, num_bytes in bytes_by_policy.items():
         device_bytes = num_bytes / memory_estimate.USABLE_MEMORY_FRACTION + 1
-        assert memory_estimate.choose_remat_policy(spec, hardware, mesh, 'chunked', device_bytes) == remat
+        assert memory_estimate.choose_remat_policy(spec, layout, mesh, 'chunked', device_bytes) == remat
     with pytest.raises(UserError):
-        memory_estimate.choose_remat_policy(spec, hardware, mesh, 'chunked', 1)
-    assert memory_estimate.choose_remat_policy(spec, Hardware(remat='qkv'), mesh, 'chunked', 1) == 'qkv'
+        memory_estimate.choose_remat_policy(spec, layout, mesh, 'chunked', 1)
+    assert memory_estimate.choose_remat_policy(spec, Layout(remat='qkv'), mesh, 'chunked', 1) == 'qkv'
 
 
 @pytest.mark.parametrize(
@@ -130,10 +130,10 @@ def test_translate_oom_errors_leaves_other_errors():
 
 @pytest.mark.slow
 def test_format_device_layout_names_axes_and_is_empty_for_one_unknown_device():
-    def format_layout(hardware, mesh):
-        return memory_estimate.format_device_layout(make_tiny_spec(), hardware, mesh, 'chunked')
+    def format_layout(layout, mesh):
+        return memory_estimate.format_device_layout(make_tiny_spec(), layout, mesh, 'chunked')
 
-    hardware = Hardware(data=2, fsdp=2)
-    (line,) = format_layout(hardware, device_mesh.make_mesh(hardware))
+    layout = Layout(data=2, fsdp=2)
+    (line,) = format_layout(layout, device_mesh.make_mesh(layout))
     assert all(text in line for text in ('4 devices', 'data 2', 'fsdp 2'))
-    assert format_layout(Hardware(), make_unpatched_mesh(Hardware(), jax.devices()[:1])) == []
+    assert format_layout(Layout(), make_unpatched_mesh(Layout(), jax.devices()[:1])) == []

@@ -83,7 +83,7 @@ def apply_vjp(vjp_function, logits_BTV):
 def test_model_logits_attention_and_residual_match_reference(name):
     spec, _, params = make_case(name)
     logits, _, captures = compute_vjp(name)
-    assert count_learned_kv(spec.model) == (spec.model.columns.kind in reference.COLUMN_KINDS)
+    assert count_learned_kv(spec.model) == (spec.model.learned_kv.kind in reference.COLUMN_KINDS)
     for number, tokens in enumerate(TOKENS):
         expected = reference.run_forward(params, tokens, spec)
         actual = (logits[number], captures.attention_BHTS[:, number], captures.residual_BTD[:, number])

@@ -18,13 +18,13 @@ from sinklab.metrics import (
     registry,
     sink_position,
 )
-from sinklab.metrics.metric import MetricSetting, extract_arrays, make_setting
+from sinklab.metrics.metric import MetricContext, extract_arrays, make_context
 from sinklab.model.learned_kv import count_learned_kv
 from sinklab.train.step import make_hidden_states_fn
 
 L, P, H, T, K, D, KEYS = 3, 2, 2, 12, 4, 8, 3
 SINK_TOKEN_METRIC = next(metric for metric in registry.OFFLINE_METRICS if 'sink_LPCD' in metric.inputs)
-SETTING = MetricSetting(
+SETTING = MetricContext(
     length=T,
     columns=1,
     implicit=False,
@@ -215,8 +215,8 @@ def test_sink_norm_ratio_uses_most_attended_token_or_sink_token(arrays):
 def test_sink_norm_ratio_ignores_attention_to_implicit_key(arrays):
     """Use softmax-off-by-one with a sink token, where the implicit key left of it has most of the attention."""
     attention = np.concatenate([np.full((L, P, H, T, 1), 9.0), arrays['attention_LPHTS']], -1)
-    setting = dataclasses.replace(SETTING, columns=2, implicit=True)
-    computed = sink_position.compute_sink_token_arrays(attention, arrays['sink_LPCD'], setting)
+    context = dataclasses.replace(SETTING, columns=2, implicit=True)
+    computed = sink_position.compute_sink_token_arrays(attention, arrays['sink_LPCD'], context)
     expected = arrays['attention_LPHTS'][..., 0] / attention.sum(-1)
     np.testing.assert_allclose(computed['received_LPC'][..., 0], expected.mean((2, 3)), rtol=1e-5)
 
@@ -247,29 +247,29 @@ def test_find_first_heads_orders_heads_by_lasting_threshold_crossing():
     'spec',
     [
         make_tiny_spec(),
-        make_tiny_spec(model__columns__kind='sink_token'),
+        make_tiny_spec(model__learned_kv__kind='sink_token'),
         replace_operation(make_tiny_spec(), 'exp', 'plus_one'),
     ],
 )
 @pytest.mark.slow
 def test_captured_model_provides_all_metrics_with_equal_jax_and_numpy_values(spec):
     ids_PT = np.random.default_rng(0).integers(1, 300, (2, 12)).astype(np.int32)
-    setting = make_setting(spec, 12, count_learned_kv(spec.model), lengths=(4, 12), thresholds=(0.3,))
+    context = make_context(spec, 12, count_learned_kv(spec.model), lengths=(4, 12), thresholds=(0.3,))
     captured = jax.jit(lambda params: make_hidden_states_fn(spec, capture=True)(params, ids_PT)[2])(draw_params(spec))
-    captured_arrays = extract_arrays(captured, setting)
-    assert ('sink_LPCD' in captured_arrays) == (spec.model.columns.kind == 'sink_token')
+    captured_arrays = extract_arrays(captured, context)
+    assert ('sink_LPCD' in captured_arrays) == (spec.model.learned_kv.kind == 'sink_token')
     metrics = registry.select_measurable(captured_arrays)
     assert {*registry.METRICS, *registry.OFFLINE_METRICS} - {*metrics} == (
         {SINK_TOKEN_METRIC} if 'sink_LPCD' not in captured_arrays else set()
     )
     jax_numbers = registry.compute_numbers(
-        jax.jit(lambda captured_arrays: registry.compute_arrays(captured_arrays, setting, metrics))(captured_arrays),
-        setting,
+        jax.jit(lambda captured_arrays: registry.compute_arrays(captured_arrays, context, metrics))(captured_arrays),
+        context,
         metrics,
     )
     numpy_arrays = {name: np.asarray(array) for name, array in captured_arrays.items()}
     numpy_numbers = registry.compute_numbers(
-        registry.compute_arrays(numpy_arrays, setting, metrics), setting, metrics
+        registry.compute_arrays(numpy_arrays, context, metrics), context, metrics
     )
     assert jax_numbers.keys() == numpy_numbers.keys()
     for name, value in numpy_numbers.items():
@@ -292,9 +292,9 @@ def test_propositions_hold_only_for_repeated_tokens(position):
 
 
 def test_proposition_metrics_match_float64_reference(arrays):
-    setting = dataclasses.replace(SETTING, repeated=True)
+    context = dataclasses.replace(SETTING, repeated=True)
     metrics = registry.select_measurable(arrays)
-    actual = registry.compute_numbers(registry.compute_arrays(arrays, setting, metrics), setting, metrics)
+    actual = registry.compute_numbers(registry.compute_arrays(arrays, context, metrics), context, metrics)
     A, query, key = (np.float64(arrays[name]) for name in ('attention_LPHTS', 'query_LPTHK', 'key_LPSHK'))
     uneven, first, bound, relative = [], [], [], []
     for layer, text, head in iterate_indices((L, P, H)):
@@ -314,8 +314,8 @@ def test_proposition_metrics_match_float64_reference(arrays):
 
 def measure_random_model(spec, ids_PT, **options):
     """Return all metrics of a model with random parameters."""
-    setting = make_setting(spec, ids_PT.shape[1], count_learned_kv(spec.model), **options)
+    context = make_context(spec, ids_PT.shape[1], count_learned_kv(spec.model), **options)
     captured = jax.jit(lambda params: make_hidden_states_fn(spec, capture=True)(params, ids_PT)[2])(draw_params(spec))
-    captured_arrays = extract_arrays(captured, setting)
+    captured_arrays = extract_arrays(captured, context)
     metrics = registry.select_measurable(captured_arrays)
-    return registry.compute_numbers(registry.compute_arrays(captured_arrays, setting, metrics), setting, metrics)
+    return registry.compute_numbers(registry.compute_arrays(captured_arrays, context, metrics), context, metrics)

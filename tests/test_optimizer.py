@@ -104,9 +104,9 @@ def test_muon_orthogonalizes_block_matrices_and_uses_adam_for_rest():
 
 
 BLOCK_CHANGES = [
-    dict(model__attention__feature_map='mlp', model__gate='elementwise', model__columns__kind='kv'),
-    dict(model__gate='value_state', model__columns__kind='v', model__ffn='gelu', model__qk_norm=True),
-    dict(model__combination='add_wide', model__columns__kind='logit', model__head_norm=True),
+    dict(model__attention__feature_map='mlp', model__gate='elementwise', model__learned_kv__kind='kv'),
+    dict(model__gate='value_state', model__learned_kv__kind='v', model__ffn='gelu', model__qk_norm=True),
+    dict(model__combination='add_wide', model__learned_kv__kind='logit', model__head_norm=True),
     dict(model__norm='res_post', model__qk_norm=True),
 ]
 VECTOR_NAMES = {'key_HK', 'value_HK', 'score_H'}  # one vector per head

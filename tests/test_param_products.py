@@ -10,7 +10,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 import sinklab
-from sinklab.config.spec import Hardware
+from sinklab.config.spec import Layout
 from sinklab.parallel import device_mesh
 from sinklab.parallel.param_einsum import sharded_einsum
 
@@ -76,7 +76,7 @@ def test_ffn_gradient_of_sharded_weight_is_exact(equation, ffn_width):
     def pull_back(x, weight, d_y):
         return jax.vjp(lambda weight: sharded_einsum(equation, axes, None, x, weight), weight)[1](d_y)[0]
 
-    mesh = device_mesh.make_mesh(Hardware(fsdp=4), jax.devices())
+    mesh = device_mesh.make_mesh(Layout(fsdp=4), jax.devices())
     batch_spec = PartitionSpec('fsdp')
     in_specs = batch_spec, weight_spec, batch_spec
     d_weight = jax.shard_map(pull_back, mesh=mesh, in_specs=in_specs, out_specs=weight_spec, check_vma=False)(

@@ -105,7 +105,7 @@ def test_chip_hours_are_those_of_estimated_step():
 
 
 def test_runs_of_row_are_those_of_measured_row_with_same_config():
-    assert measured_rows.find_our_runs('columns:kv_shared') is None
+    assert measured_rows.find_our_runs('learned_kv:kv_shared') is None
     swiglu_runs, baseline_runs = map(measured_rows.find_our_runs, ('blocks:swiglu', 'attention:softmax'))
     assert swiglu_runs != baseline_runs  # it has twice the heads
     assert measured_rows.find_our_runs('data:fixed_1') == baseline_runs

@@ -7,7 +7,7 @@ import pytest
 from conftest import make_tiny_spec
 from tiny_runs import write_checkpoints
 
-from sinklab.config.spec import CHANGEABLE_FIELDS, Hardware, Spec
+from sinklab.config.spec import CHANGEABLE_FIELDS, Layout, Spec
 from sinklab.errors import UserError
 from sinklab.resume_checks import check_run_dir, list_changes
 from sinklab.run_dir import MetricsWriter, RunDir
@@ -75,7 +75,7 @@ def test_truncated_last_line_is_ignored_and_damaged_line_is_named(folder, capsys
 def test_run_without_last_metrics_or_digests_is_not_done(folder, damage):
     def find_outcome():
         run = plan.SweepRun('softmax', 0, folder, None, make_tiny_spec())
-        plan.check_run(run, Hardware())
+        plan.check_run(run, Layout())
         return run.outcome
 
     assert find_outcome() == 'done'

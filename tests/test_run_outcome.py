@@ -10,7 +10,7 @@ from tiny_runs import write_checkpoints
 
 from sinklab.cli import rows
 from sinklab.cli.main import main
-from sinklab.config.spec import Hardware
+from sinklab.config.spec import Layout
 from sinklab.errors import UserError
 from sinklab.run_dir import RunDir
 from sinklab.sweep import plan
@@ -40,7 +40,7 @@ def test_sweep_ignores_deleted_outcome_of_earlier_attempt(tmp_path):
     run = plan.SweepRun('softmax', 0, RunDir(tmp_path / 'run'), None, make_tiny_spec())
     run.run_dir.initialize(run.spec, {})
     run.run_dir.write_json('outcome', dict(kind='diverged', message='loss is nan'))
-    plan.check_run(run, Hardware())
+    plan.check_run(run, Layout())
     assert (run.outcome, run.reason) == ('diverged', 'loss is nan')
     run.run_dir.delete_json('outcome')
     assert run.read_last_outcome() == {}
@@ -128,7 +128,7 @@ def test_train_failure_before_data_loading_replaces_earlier_outcome(tmp_path, mo
 
     monkeypatch.setattr(loop, 'load_run_data', raise_memory_error)
     with pytest.raises(MemoryError):
-        loop.train(spec, Hardware(), folder, {})
+        loop.train(spec, Layout(), folder, {})
     assert folder.read_json('outcome') == dict(
         kind='crashed', step=0, checkpoint=None, message='MemoryError: of the data', exit_code=1
     )

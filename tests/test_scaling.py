@@ -4,17 +4,17 @@ import jax
 import pytest
 from conftest import make_tiny_spec
 
-from sinklab.config.spec import Hardware
+from sinklab.config.spec import Layout
 from sinklab.parallel import device_mesh
 from sinklab.train import state, step
 
 
 def lower_train_step(**changes):
-    spec, hardware = make_tiny_spec(**changes), Hardware(remat='attention,ffn')
-    mesh = device_mesh.make_mesh(hardware, jax.devices()[:1])
+    spec, layout = make_tiny_spec(**changes), Layout(remat='attention,ffn')
+    mesh = device_mesh.make_mesh(layout, jax.devices()[:1])
     with jax.set_mesh(mesh):
         inputs = step.make_abstract_inputs(spec, mesh)
-        return step.make_train_step(spec, hardware, mesh).lower(state.make_abstract_state(spec, mesh), *inputs)
+        return step.make_train_step(spec, layout, mesh).lower(state.make_abstract_state(spec, mesh), *inputs)
 
 
 def test_train_step_has_as_many_operations_for_more_layers():

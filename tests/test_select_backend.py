@@ -18,7 +18,7 @@ from sinklab.attn import (
 from sinklab.attn import mask as masks
 from sinklab.attn.backends import BackendChoice, explain_unsupported, select_backend
 from sinklab.attn.spec import AttentionProblem, RelativePositionBias, ScoreBias
-from sinklab.config.spec import Hardware
+from sinklab.config.spec import Layout
 from sinklab.errors import UserError
 from sinklab.model.attention import make_attention_problem as make_problem
 from sinklab.parallel import device_mesh, sharding
@@ -83,7 +83,7 @@ def test_cudnn_row_stats_are_float32_although_jax_rounds_them(monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('layout', [Hardware(data=2, tensor=2), Hardware(tensor=2), Hardware()], ids=str)
+@pytest.mark.parametrize('layout', [Layout(data=2, tensor=2), Layout(tensor=2), Layout()], ids=str)
 def test_cudnn_attend_receives_scale_and_local_sequences_and_heads(monkeypatch, layout):
     spec = make_attention_spec(make_attention_config('exp', 'sum'), masks.make_causal_mask(16))
     spec = dataclasses.replace(spec, operation=dataclasses.replace(spec.operation, scale=0.7))

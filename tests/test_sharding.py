@@ -11,7 +11,7 @@ from jax._src import test_util as jtu
 from jax.sharding import PartitionSpec
 
 from benchmarks.hlo import HloProgram
-from sinklab.config.spec import Hardware
+from sinklab.config.spec import Layout
 from sinklab.parallel import collectives, device_mesh, sharding
 from sinklab.planning import topology
 from sinklab.train import state, validation_loss
@@ -36,7 +36,7 @@ def test_pad_rows_appends_sequences_that_are_not_predicted():
 
 @pytest.mark.parametrize('rings', [(4,), (2, 2), (1, 4), (2, 1, 2), (1, 2, 2), (2, 2, 1)])
 def test_reduce_scatter_over_rings_matches_full_sum(rings):
-    mesh, parts = device_mesh.make_mesh(Hardware(fsdp=4)), np.arange(4 * 8 * 3.0, dtype=np.float32).reshape(4, 8, 3)
+    mesh, parts = device_mesh.make_mesh(Layout(fsdp=4)), np.arange(4 * 8 * 3.0, dtype=np.float32).reshape(4, 8, 3)
 
     def reduce_scatter_part(part_8N):
         token = collectives.AXIS_RINGS.set(dict(fsdp=rings))
@@ -55,7 +55,7 @@ def test_reduce_scatter_over_rings_matches_full_sum(rings):
 @pytest.mark.skipif(topology.find_libtpu() is None, reason='libtpu, which has the compiler, could not be installed')
 @pytest.mark.parametrize('chips', ['v5p:2x4x4', 'v5p:4x4x4', 'v5e:8x8', 'v5e:16x16'])
 def test_compiler_of_tpus_does_not_replace_gathers_and_scatters_by_sums_of_whole_arrays(chips):
-    mesh = make_unpatched_mesh(Hardware(), topology.parse_topology(chips)[1])
+    mesh = make_unpatched_mesh(Layout(), topology.parse_topology(chips)[1])
     weight_spec, batch_spec = PartitionSpec('fsdp'), PartitionSpec('fsdp', None, None)
 
     def compute_gradient(weight_NK, x_1BN):
@@ -96,7 +96,7 @@ def test_wraparound_links_close_whole_cubes_and_dimensions_of_16(shape, wraps):
 
 
 def test_indivisible_batch_raises_instead_of_being_replicated():
-    mesh = device_mesh.make_mesh(Hardware(data=2, fsdp=2))
+    mesh = device_mesh.make_mesh(Layout(data=2, fsdp=2))
     assert sharding.make_batch_sharding(mesh, (8, 17)).shard_shape((8, 17)) == (2, 17)
     with pytest.raises(ValueError, match=r'6 sequences.*4 devices'):
         sharding.make_batch_sharding(mesh, (6, 17))
@@ -111,15 +111,15 @@ def test_indivisible_validation_compiles_once_and_returns_mean(loss):
     spec = make_tiny_spec(
         optimizer__batch_size=8, **({} if loss == 'all' else dict(data__loss=loss, data__source='chat:x'))
     )
-    mesh, params = device_mesh.make_mesh(Hardware(data=4)), draw_params(spec)
+    mesh, params = device_mesh.make_mesh(Layout(data=4)), draw_params(spec)
     rng = np.random.default_rng(0)
     ids_NT = rng.integers(0, 300, (11, 17)).astype(np.int32)
     if loss == 'assistant':
         ids_NT = np.where(rng.uniform(size=ids_NT.shape) < 0.3, ~ids_NT, ids_NT)
     input_NT = np.where(ids_NT < 0, ~ids_NT, ids_NT)
-    loss_NT, _ = validation_loss.make_token_loss(spec, device_mesh.make_mesh(Hardware()))(params, input_NT)
+    loss_NT, _ = validation_loss.make_token_loss(spec, device_mesh.make_mesh(Layout()))(params, input_NT)
     with jax.set_mesh(mesh), jtu.count_jit_compilation_cache_miss() as count_compilations:
-        metrics = validation_loss.make_validation_fn(spec, Hardware(data=4), mesh)(params, ids_NT)
+        metrics = validation_loss.make_validation_fn(spec, Layout(data=4), mesh)(params, ids_NT)
     assert count_compilations() == 1
     expected = np.mean(np.asarray(loss_NT), where=ids_NT[:, 1:] >= 0)
     np.testing.assert_allclose(metrics['valid/loss'], expected, rtol=1e-5)

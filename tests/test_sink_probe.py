@@ -12,9 +12,9 @@ from conftest import draw_params, make_tiny_spec, replace_operation
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sinklab.config.spec import Hardware
+from sinklab.config.spec import Layout
 from sinklab.metrics import registry
-from sinklab.metrics.metric import extract_arrays, is_always_applicable, make_setting
+from sinklab.metrics.metric import extract_arrays, is_always_applicable, make_context
 from sinklab.parallel import device_mesh
 from sinklab.train import sink_probe, state
 from sinklab.train.step import make_hidden_states_fn
@@ -98,18 +98,18 @@ def compute_expected_norms(captured, columns):
 CASES = {
     'softmax': make_tiny_spec(),
     'sigmoid': replace_operation(make_tiny_spec(), 'sigmoid', 'none'),
-    'linear, kv': replace_operation(make_tiny_spec(model__columns__kind='kv'), 'identity', 'none'),
-    'window, k': make_tiny_spec(model__mask__window=4, model__columns__kind='k', model__columns__value='zero'),
-    'prefix, logit': make_tiny_spec(model__mask__prefix=2, model__columns__kind='logit'),
-    'sink token': make_tiny_spec(model__columns__kind='sink_token'),
+    'linear, kv': replace_operation(make_tiny_spec(model__learned_kv__kind='kv'), 'identity', 'none'),
+    'window, k': make_tiny_spec(model__mask__window=4, model__learned_kv__kind='k', model__learned_kv__value='zero'),
+    'prefix, logit': make_tiny_spec(model__mask__prefix=2, model__learned_kv__kind='logit'),
+    'sink token': make_tiny_spec(model__learned_kv__kind='sink_token'),
 }
 
 
 @pytest.mark.parametrize('name', CASES)
-@pytest.mark.parametrize('hardware', [Hardware(), pytest.param(Hardware(data=2, tensor=2), marks=pytest.mark.slow)])
-def test_probe_metrics_match_numpy_reference(name, hardware):
-    spec, columns = CASES[name], int(CASES[name].model.columns.kind != 'none')
-    params, mesh = draw_params(spec), device_mesh.make_mesh(hardware)
+@pytest.mark.parametrize('layout', [Layout(), pytest.param(Layout(data=2, tensor=2), marks=pytest.mark.slow)])
+def test_probe_metrics_match_numpy_reference(name, layout):
+    spec, columns = CASES[name], int(CASES[name].model.learned_kv.kind != 'none')
+    params, mesh = draw_params(spec), device_mesh.make_mesh(layout)
     with jax.set_mesh(mesh):
         device_params = jax.device_put(params, state.get_state_shardings(spec, mesh)['params'])
         observations = sink_probe.make_probe(spec, mesh)(device_params, IDS_PT)
@@ -133,7 +133,7 @@ def test_probe_metrics_match_numpy_reference(name, hardware):
 
 
 OFF_BY_ONE = dict(model__attention__normalizer='plus_one')
-COLUMN_OF_ZERO = dict(model__columns__kind='k', model__columns__value='zero')
+COLUMN_OF_ZERO = dict(model__learned_kv__kind='k', model__learned_kv__value='zero')
 
 
 @pytest.mark.slow
@@ -144,15 +144,15 @@ def test_softmax_off_by_one_and_zero_k_bias_have_equal_metrics():
     params_with_column['blocks']['attention']['columns'] = dict(key_HK=np.zeros((1, 4, 4), np.float32))
     for changes, weights in ((OFF_BY_ONE, params), (COLUMN_OF_ZERO, params_with_column)):
         spec = make_tiny_spec(**changes, model__layers=1, model__attention__gain=0.5)
-        mesh = device_mesh.make_mesh(Hardware())
+        mesh = device_mesh.make_mesh(Layout())
         with jax.set_mesh(mesh), jax.disable_jit():
             observations = jax.device_get(sink_probe.make_probe(spec, mesh)(weights, IDS_PT))
-            setting = make_setting(spec, IDS_BT.shape[1], int(changes is COLUMN_OF_ZERO))
-            row_functions = registry.get_row_functions(setting, has_key_mass=True)
+            context = make_context(spec, IDS_BT.shape[1], int(changes is COLUMN_OF_ZERO))
+            row_functions = registry.get_row_functions(context, has_key_mass=True)
             _, _, captured = make_hidden_states_fn(spec, num_first_keys=3, row_functions=row_functions)(
                 weights, IDS_BT
             )
-        context = {name: float(value) for name, value in registry.compute_batch_metrics(captured, setting).items()}
+        context = {name: float(value) for name, value in registry.compute_batch_metrics(captured, context).items()}
         metrics.append(sink_probe.compute_probe_metrics(observations, spec) | context)
     assert metrics[0] == pytest.approx(metrics[1], rel=1e-4, abs=1e-5)
     assert metrics[0]['alpha/star/clean'] > 0.05
@@ -170,8 +170,8 @@ def test_softmax_off_by_one_and_zero_k_bias_have_equal_metrics():
 )
 def test_metrics_of_random_matrices_match_loops(columns, prefix, window, block, seed):
     spec = make_tiny_spec(model__mask__prefix=prefix, model__mask__window=window, model__mask__block=block)
-    captured, setting = make_random_capture(columns, seed), make_setting(spec, LENGTH, columns)
-    metrics = registry.compute_numbers(jax.device_get(registry.compute_probe_arrays(captured, setting)), setting)
+    captured, context = make_random_capture(columns, seed), make_context(spec, LENGTH, columns)
+    metrics = registry.compute_numbers(jax.device_get(registry.compute_probe_arrays(captured, context)), context)
     expected = compute_expected_metrics(captured.attention_BHTS, spec, columns) | compute_expected_norms(
         captured, columns
     )
@@ -199,7 +199,7 @@ def make_random_capture(columns, seed=0):
 
 def test_window_as_long_as_probe_adds_no_window_metrics():
     arrays = registry.compute_probe_arrays(
-        make_random_capture(0), make_setting(make_tiny_spec(model__mask__window=12), LENGTH, 0)
+        make_random_capture(0), make_context(make_tiny_spec(model__mask__window=12), LENGTH, 0)
     )
     assert not {'within_LPH', 'edge_LPH'} & set(arrays)
 
@@ -209,9 +209,9 @@ def test_implicit_column_has_missing_row_mass_and_zero_key_and_value():
         make_random_capture(0),
         make_tiny_spec(model__attention__normalizer='plus_one', model__attention__gain=0.5),
     )
-    setting = make_setting(spec, LENGTH, 0)
-    arrays = extract_arrays(captured, setting)
-    assert setting.columns == 1
+    context = make_context(spec, LENGTH, 0)
+    arrays = extract_arrays(captured, context)
+    assert context.learned_keys == 1
     missing_mass = np.maximum(0.5 - captured.attention_BHTS.sum(-1), 0)
     np.testing.assert_allclose(arrays['attention_LPHTS'][..., 0], missing_mass, rtol=1e-5)
     np.testing.assert_array_equal(arrays['attention_LPHTS'][..., 1:], captured.attention_BHTS)
@@ -224,7 +224,7 @@ def test_implicit_column_has_missing_row_mass_and_zero_key_and_value():
 @pytest.mark.parametrize('columns', ['none', 'sink_token', 'kv', 'logit', 'v'])
 def test_capture_has_queries_keys_values_and_head_outputs_of_attention(columns):
     """Test the first layer, whose input is known; a V bias is added later."""
-    spec = make_tiny_spec(model__columns__kind=columns, model__combination='add_wide', model__layers=1)
+    spec = make_tiny_spec(model__learned_kv__kind=columns, model__combination='add_wide', model__layers=1)
     params = draw_params(spec)
     with jax.disable_jit():
         _, _, captured = make_hidden_states_fn(spec, capture=True)(params, IDS_PT)
@@ -255,15 +255,15 @@ def test_capture_has_queries_keys_values_and_head_outputs_of_attention(columns):
 
 @pytest.mark.parametrize('columns', [0, 1])
 def test_save_probe_writes_arrays_of_metrics(tmp_path, columns):
-    setting = make_setting(make_tiny_spec(), LENGTH, columns)
-    arrays = jax.device_get(registry.compute_probe_arrays(make_random_capture(columns), setting))
-    sink_probe.save_probe(tmp_path / '1.npz', arrays, setting)
+    context = make_context(make_tiny_spec(), LENGTH, columns)
+    arrays = jax.device_get(registry.compute_probe_arrays(make_random_capture(columns), context))
+    sink_probe.save_probe(tmp_path / '1.npz', arrays, context)
     assert [path.name for path in tmp_path.iterdir()] == ['1.npz']
     with np.load(tmp_path / '1.npz') as file:
         np.testing.assert_array_equal(file['alpha_LPHJ'], arrays['alpha_LPHJ'])
         np.testing.assert_array_equal(file['attention_LHTS'], arrays['attention_LHTS'])
         assert file['attention_LHTS'].dtype == np.float16
-        names = {name for metric in registry.METRICS if metric.is_applicable(setting) for name in metric.saved_arrays}
+        names = {name for metric in registry.METRICS if metric.is_applicable(context) for name in metric.saved_arrays}
         assert set(file) == names
         assert {'mass_LH', 'raw_LH', 'entropy_LH', 'contribution_LH', 'norm_LT', 'key_LT', 'value_LT'} < names
         assert {'cos_LH2', 'norms_LH2', 'score_LH2'} < names
@@ -278,9 +278,9 @@ def test_metric_infos_cover_exactly_probe_metrics():
         (make_tiny_spec(model__mask__prefix=2, model__mask__window=4), 1),
         (dataclasses.replace(make_tiny_spec(), data=dataclasses.replace(make_tiny_spec().data, task='backcopy')), 0),
     ):
-        setting = make_setting(spec, LENGTH, columns)
-        arrays = registry.compute_probe_arrays(make_random_capture(columns), setting)
-        names |= set(registry.compute_numbers(dict(arrays, trigger_PT=trigger_PT), setting))
+        context = make_context(spec, LENGTH, columns)
+        arrays = registry.compute_probe_arrays(make_random_capture(columns), context)
+        names |= set(registry.compute_numbers(dict(arrays, trigger_PT=trigger_PT), context))
     entries = {name: registry.find_metric_info(name) for name in names}
     assert all(entries.values()), [name for name, entry in entries.items() if entry is None]
     assert {entry.description for entry in entries.values()} == {info.description for info in registry.METRIC_INFOS}
@@ -305,5 +305,5 @@ def test_estimate_probe_bytes_equals_size_of_captured_arrays(columns):
     attention, residual = 2 * 5 * 4 * 12 * keys * 4, 2 * 5 * 12 * 16 * 4
     query, key = 2 * 5 * 4 * 12 * 4 * 4, 2 * 5 * 4 * keys * 4 * 4
     value, head = 2 * 5 * 4 * keys * 16 * 4, 2 * 5 * 4 * 12 * 16 * 4
-    spec = make_tiny_spec(model__columns__kind=columns, model__combination='add_wide')
+    spec = make_tiny_spec(model__learned_kv__kind=columns, model__combination='add_wide')
     assert sink_probe.estimate_probe_bytes(spec) == attention + residual + query + key + value + head

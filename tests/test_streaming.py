@@ -175,7 +175,9 @@ def test_check_streaming_refuses_what_cannot_be_streamed(changes, cache, value):
 
 def test_check_streaming_accepts_as_many_learned_positions_as_there_are():
     check_streaming(make_tiny_spec(model__position='learned'), CacheConfig(4, 11))
-    check_streaming(make_tiny_spec(model__position='learned', model__columns__kind='sink_token'), CacheConfig(4, 12))
+    check_streaming(
+        make_tiny_spec(model__position='learned', model__learned_kv__kind='sink_token'), CacheConfig(4, 12)
+    )
     check_streaming(make_tiny_spec(), CacheConfig(4, 1020))
 
 

@@ -11,7 +11,7 @@ from jax.sharding import AxisType, Mesh, SingleDeviceSharding
 from sinklab.attn import mask as masks
 from sinklab.attn.backends import BACKENDS
 from sinklab.attn.spec import RelativePositionBias, ScoreBias
-from sinklab.config.spec import Hardware
+from sinklab.config.spec import Layout
 from sinklab.model.positions import compute_alibi_slopes, compute_buckets
 from sinklab.parallel import sharding
 from sinklab.parallel.device_mesh import MESH_AXES
@@ -78,14 +78,14 @@ def test_dense_attention_allocates_square_matrix():
 
 @pytest.mark.slow
 def test_training_step_compiles_for_mesh_of_chips():
-    hardware = Hardware(data=1, fsdp=2, tensor=2, attention='tpu')
+    layout = Layout(data=1, fsdp=2, tensor=2, attention='tpu')
     spec = make_tiny_spec(model__head_width=64, model__width=256, model__dtype='bfloat16', data__length=256)
     chips = np.array(topology.make_tpu_devices('v5e:2x2')).reshape(1, 2, 2)
     mesh = Mesh(chips, MESH_AXES, axis_types=(AxisType.Auto,) * 3)
     with jax.set_mesh(mesh):
         batch = jax.ShapeDtypeStruct((4, 257), jnp.int32, sharding=sharding.make_batch_sharding(mesh, (4, 257)))
         request = jax.ShapeDtypeStruct((4,), jnp.int32, sharding=sharding.make_per_device_sharding(mesh))
-        train_step = step.make_train_step(spec, hardware, mesh, 'tpu')
+        train_step = step.make_train_step(spec, layout, mesh, 'tpu')
         program_text = train_step.lower(state.make_abstract_state(spec, mesh), batch, request).compile().as_text()
     assert 'sinklab_softmax_forward' in program_text
     assert 'sinklab_softmax_backward' in program_text

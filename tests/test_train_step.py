@@ -13,7 +13,7 @@ from jax.sharding import AbstractMesh, PartitionSpec
 from model_options import GEMMA3
 from scipy.stats import entropy
 
-from sinklab.config.spec import Hardware
+from sinklab.config.spec import Layout
 from sinklab.errors import UserError
 from sinklab.model.learned_kv import count_learned_kv
 from sinklab.parallel import device_mesh, sharding
@@ -31,17 +31,17 @@ IDS = np.random.default_rng(0).integers(0, 300, (4, 17)).astype(np.int32)
 @functools.cache
 def make_fresh_state(spec):
     """Return the initial state on one device. A test below checks that it is equal on every mesh."""
-    mesh = device_mesh.make_mesh(Hardware())
+    mesh = device_mesh.make_mesh(Layout())
     with jax.set_mesh(mesh):
         return jax.device_get(state.create_state(spec, mesh))
 
 
-def run_update(spec, hardware, num_steps=2):
+def run_update(spec, layout, num_steps=2):
     """Return (metrics, state) after a few steps on one batch."""
-    mesh = device_mesh.make_mesh(hardware)
+    mesh = device_mesh.make_mesh(layout)
     with jax.set_mesh(mesh):
         train_state = jax.device_put(make_fresh_state(spec), state.get_state_shardings(spec, mesh))
-        train_step = step.make_train_step(spec, hardware, mesh)
+        train_step = step.make_train_step(spec, layout, mesh)
         for _ in range(num_steps):
             train_state, metrics = train_step(
                 train_state, sharding.put_batch(IDS, mesh), sharding.make_per_device_array(0, mesh)
@@ -50,24 +50,24 @@ def run_update(spec, hardware, num_steps=2):
 
 
 LAYOUTS = [
-    Hardware(data=4),
-    Hardware(fsdp=4),
-    Hardware(tensor=4),
-    Hardware(data=2, tensor=2),
-    Hardware(fsdp=2, tensor=2),
-    Hardware(data=2, fsdp=2),
-    Hardware(micro_batch=1),
-    Hardware(micro_batch=2, data=2),
-    Hardware(remat='full'),
-    Hardware(remat='attention,ffn'),
-    Hardware(fsdp=4, remat='qkv,middle'),
+    Layout(data=4),
+    Layout(fsdp=4),
+    Layout(tensor=4),
+    Layout(data=2, tensor=2),
+    Layout(fsdp=2, tensor=2),
+    Layout(data=2, fsdp=2),
+    Layout(micro_batch=1),
+    Layout(micro_batch=2, data=2),
+    Layout(remat='full'),
+    Layout(remat='attention,ffn'),
+    Layout(fsdp=4, remat='qkv,middle'),
 ]
 
 
 OTHER_MODELS = [
-    dict(model__columns__kind='kv', model__position='relative_t5'),
-    dict(model__columns__kind='sink_token', model__position='learned', model__norm='sandwich'),
-    dict(model__columns__kind='logit', model__position='alibi', model__ffn='gelu', model__norm='post'),
+    dict(model__learned_kv__kind='kv', model__position='relative_t5'),
+    dict(model__learned_kv__kind='sink_token', model__position='learned', model__norm='sandwich'),
+    dict(model__learned_kv__kind='logit', model__position='alibi', model__ffn='gelu', model__norm='post'),
     dict(model__combination='add_wide', model__gate='value', model__head_norm=True),
     dict(model__gate='value_state', model__qk_norm=True, model__mask__document=True),
     dict(model__position='learned', data__positions='reset'),
@@ -77,20 +77,20 @@ OTHER_MODELS = [
         optimizer__name='sgd',
         optimizer__beta2=None,
         optimizer__epsilon=None,
-        model__columns__shared=True,
-        model__columns__kind='v',
+        model__learned_kv__shared=True,
+        model__learned_kv__kind='v',
     ),
     GEMMA3 | dict(model__norm='res_post'),
 ]
 
 
-SHARDED_LAYOUT = Hardware(fsdp=2, tensor=2)
+SHARDED_LAYOUT = Layout(fsdp=2, tensor=2)
 PLAIN_SPEC = make_tiny_spec()
 # The other layouts, with and without remat and micro-batches, are in test_layouts.py.
-SELECTED_LAYOUTS = [SHARDED_LAYOUT, Hardware(micro_batch=2, data=2), Hardware(fsdp=4, remat='qkv,middle')]
+SELECTED_LAYOUTS = [SHARDED_LAYOUT, Layout(micro_batch=2, data=2), Layout(fsdp=4, remat='qkv,middle')]
 CASES = [
-    pytest.param(PLAIN_SPEC, hardware, marks=() if hardware in SELECTED_LAYOUTS else pytest.mark.exhaustive)
-    for hardware in LAYOUTS
+    pytest.param(PLAIN_SPEC, layout, marks=() if layout in SELECTED_LAYOUTS else pytest.mark.exhaustive)
+    for layout in LAYOUTS
 ]
 CASES += [
     pytest.param(replace_operation(PLAIN_SPEC, *pair), SHARDED_LAYOUT, marks=pytest.mark.exhaustive)
@@ -112,14 +112,14 @@ CASES += [
 @functools.cache
 def run_on_one_device(spec):
     """Return the result of a few steps on one device."""
-    return run_update(spec, Hardware())
+    return run_update(spec, Layout())
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(('spec', 'hardware'), CASES)
-def test_train_step_gives_equal_loss_and_parameters_for_every_layout(spec, hardware):
+@pytest.mark.parametrize(('spec', 'layout'), CASES)
+def test_train_step_gives_equal_loss_and_parameters_for_every_layout(spec, layout):
     expected_metrics, expected_state = run_on_one_device(spec)
-    metrics, train_state = run_update(spec, hardware)
+    metrics, train_state = run_update(spec, layout)
     for name in expected_metrics:
         np.testing.assert_allclose(metrics[name], expected_metrics[name], rtol=1e-5)
     actual, reference = (jax.tree.leaves(jax.device_get(tree['params'])) for tree in (train_state, expected_state))
@@ -128,21 +128,21 @@ def test_train_step_gives_equal_loss_and_parameters_for_every_layout(spec, hardw
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('hardware', [Hardware(data=4), Hardware(fsdp=2, tensor=2)], ids=str)
-def test_create_state_is_equal_on_every_mesh(hardware):
-    states = [state.create_state(make_tiny_spec(), device_mesh.make_mesh(setup)) for setup in (Hardware(), hardware)]
+@pytest.mark.parametrize('layout', [Layout(data=4), Layout(fsdp=2, tensor=2)], ids=str)
+def test_create_state_is_equal_on_every_mesh(layout):
+    states = [state.create_state(make_tiny_spec(), device_mesh.make_mesh(setup)) for setup in (Layout(), layout)]
     for leaf, other_leaf in zip(*map(jax.tree.leaves, states), strict=True):
         np.testing.assert_array_equal(leaf, other_leaf)
 
 
 @pytest.mark.slow
 def test_train_step_keeps_moments_sharded_like_parameters():
-    spec, hardware = make_tiny_spec(), Hardware(fsdp=2, tensor=2)
-    shardings = state.get_state_shardings(spec, device_mesh.make_mesh(hardware))
+    spec, layout = make_tiny_spec(), Layout(fsdp=2, tensor=2)
+    shardings = state.get_state_shardings(spec, device_mesh.make_mesh(layout))
     moments = shardings['opt_state'][1][0]
     assert moments.mu == moments.nu == shardings['params']
     assert shardings['params']['blocks']['ffn']['out_FD'].spec == PartitionSpec(None, 'tensor', 'fsdp')
-    _, train_state = run_update(spec, hardware, num_steps=1)
+    _, train_state = run_update(spec, layout, num_steps=1)
     for leaf, leaf_sharding in zip(jax.tree.leaves(train_state), jax.tree.leaves(shardings), strict=True):
         assert leaf.sharding.is_equivalent_to(leaf_sharding, leaf.ndim)
     shard = train_state['params']['blocks']['ffn']['out_FD'].addressable_shards[0].data
@@ -153,12 +153,12 @@ def test_train_step_keeps_moments_sharded_like_parameters():
 def test_train_loss_excludes_prefix_and_validation_loss_includes_it():
     spec = make_tiny_spec(model__mask__prefix=4, probe__keys=4)
     params = make_fresh_state(spec)['params']
-    loss_BT, _ = validation_loss.make_token_loss(spec, device_mesh.make_mesh(Hardware()))(params, IDS)
+    loss_BT, _ = validation_loss.make_token_loss(spec, device_mesh.make_mesh(Layout()))(params, IDS)
     np.testing.assert_allclose(step.make_loss(spec, first_target=4)(params, IDS), loss_BT[:, 3:].mean(), rtol=1e-5)
-    with jax.set_mesh(mesh := device_mesh.make_mesh(Hardware())):
-        valid_loss = validation_loss.make_validation_fn(spec, Hardware(), mesh)(params, IDS)['valid/loss']
+    with jax.set_mesh(mesh := device_mesh.make_mesh(Layout())):
+        valid_loss = validation_loss.make_validation_fn(spec, Layout(), mesh)(params, IDS)['valid/loss']
         inputs = make_fresh_state(spec), sharding.put_batch(IDS, mesh), sharding.make_per_device_array(0, mesh)
-        _, metrics = step.make_train_step(spec, Hardware(), mesh)(*inputs)
+        _, metrics = step.make_train_step(spec, Layout(), mesh)(*inputs)
     np.testing.assert_allclose(valid_loss, loss_BT.mean(), rtol=1e-5)
     np.testing.assert_allclose(metrics['train/loss'], loss_BT[:, 3:].mean(), rtol=1e-5)
 
@@ -171,32 +171,32 @@ def test_create_state_depends_on_seed():
 
 @pytest.mark.slow
 def test_evaluate_averages_over_windows_for_any_batch_size():
-    spec, hardware = make_tiny_spec(), Hardware(data=2)
-    mesh = device_mesh.make_mesh(hardware)
+    spec, layout = make_tiny_spec(), Layout(data=2)
+    mesh = device_mesh.make_mesh(layout)
     ids_NT = np.random.default_rng(1).integers(0, 300, (7, 17)).astype(np.int32)
     with jax.set_mesh(mesh):
         params = jax.device_put(make_fresh_state(spec)['params'], state.get_state_shardings(spec, mesh)['params'])
-        result = validation_loss.make_validation_fn(spec, hardware, mesh)(params, ids_NT)
+        result = validation_loss.make_validation_fn(spec, layout, mesh)(params, ids_NT)
     loss = jax.jit(step.make_loss(spec))
     window_losses = [float(loss(make_fresh_state(spec)['params'], ids_NT[i : i + 1])) for i in range(7)]
     np.testing.assert_allclose(result['valid/loss'], np.mean(window_losses), rtol=1e-5)
 
 
 @pytest.mark.parametrize(
-    ('hardware', 'kv_heads', 'values'),
+    ('layout', 'kv_heads', 'values'),
     [
-        (Hardware(micro_batch=3), None, ['--micro_batch=3', 'config.optimizer.batch_size', '4']),
-        (Hardware(data=3, fsdp=1), None, ['config.optimizer.batch_size', '--data=3']),
-        (Hardware(data=2, micro_batch=1), None, ['--micro_batch=1', 'multiple of 2']),
-        (Hardware(tensor=3), None, ['config.model.heads', '4', '--tensor=3']),
-        (Hardware(tensor=4), 2, ['config.model.kv_heads', '2', '--tensor=4']),
+        (Layout(micro_batch=3), None, ['--micro_batch=3', 'config.optimizer.batch_size', '4']),
+        (Layout(data=3, fsdp=1), None, ['config.optimizer.batch_size', '--data=3']),
+        (Layout(data=2, micro_batch=1), None, ['--micro_batch=1', 'multiple of 2']),
+        (Layout(tensor=3), None, ['config.model.heads', '4', '--tensor=3']),
+        (Layout(tensor=4), 2, ['config.model.kv_heads', '2', '--tensor=4']),
     ],
     ids=str,
 )
-def test_check_layout_names_what_it_cannot_divide(hardware, kv_heads, values):
-    mesh = AbstractMesh((hardware.data or 1, hardware.fsdp or 1, hardware.tensor), MESH_AXES)
+def test_check_layout_names_what_it_cannot_divide(layout, kv_heads, values):
+    mesh = AbstractMesh((layout.data or 1, layout.fsdp or 1, layout.tensor), MESH_AXES)
     with pytest.raises(UserError) as error:
-        memory_estimate.check_layout(make_tiny_spec(model__kv_heads=kv_heads), hardware, mesh)
+        memory_estimate.check_layout(make_tiny_spec(model__kv_heads=kv_heads), layout, mesh)
     assert all(value in str(error.value) for value in values)
 
 
@@ -216,7 +216,7 @@ def test_check_layout_accepts_exactly_layouts_that_divide_all_parameters(changes
         except ValueError:
             is_divisible = False
         try:
-            memory_estimate.check_layout(spec, Hardware(), mesh)
+            memory_estimate.check_layout(spec, Layout(), mesh)
             is_accepted = True
         except UserError:
             is_accepted = False
@@ -225,7 +225,7 @@ def test_check_layout_accepts_exactly_layouts_that_divide_all_parameters(changes
 
 def test_make_mesh_rejects_more_devices_than_available():
     with pytest.raises(UserError):
-        device_mesh.make_mesh(Hardware(data=8))
+        device_mesh.make_mesh(Layout(data=8))
 
 
 def test_logical_to_mesh_axes_rejects_two_axes_on_one_mesh_axis():
@@ -238,7 +238,7 @@ def test_train_step_logs_row_mass_with_either_log_option():
     masses = []
     for option in ('log__sinks', 'log__rows'):
         spec = replace_operation(make_tiny_spec(**{option: True}), 'sigmoid', 'none')
-        masses.append(run_update(spec, Hardware(), num_steps=1)[0]['mass/row/context'])
+        masses.append(run_update(spec, Layout(), num_steps=1)[0]['mass/row/context'])
     np.testing.assert_allclose(*masses, rtol=1e-4)
 
 
@@ -253,11 +253,11 @@ LOG_OPTIONS = dict(log__sinks=True, log__rows=True)
 def test_train_step_sink_and_row_metrics_match_attention_matrices(columns, pair):
     """Use micro-batches, and check that the state equals that of a step without these metrics."""
     spec = replace_operation(
-        make_tiny_spec(model__columns__kind=columns, model__position='alibi', **LOG_OPTIONS), *pair
+        make_tiny_spec(model__learned_kv__kind=columns, model__position='alibi', **LOG_OPTIONS), *pair
     )
-    metrics, state_with_metrics = run_update(spec, Hardware(micro_batch=2), num_steps=1)
+    metrics, state_with_metrics = run_update(spec, Layout(micro_batch=2), num_steps=1)
     spec_without_metrics = dataclasses.replace(spec, log=dataclasses.replace(spec.log, sinks=False, rows=False))
-    _, state_without_metrics = run_update(spec_without_metrics, Hardware(), num_steps=1)
+    _, state_without_metrics = run_update(spec_without_metrics, Layout(), num_steps=1)
     jax.tree.map(
         functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5), state_with_metrics, state_without_metrics
     )

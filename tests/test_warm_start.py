@@ -11,7 +11,7 @@ from checkpoint_damages import flip_bit
 from conftest import make_tiny_spec, replace_operation
 from tiny_runs import CrashError, CrashingCallback, assert_same_trees, drop_clock_metrics, restore_state
 
-from sinklab.config.spec import Hardware
+from sinklab.config.spec import Layout
 from sinklab.data.run_data import load_run_data
 from sinklab.errors import UserError
 from sinklab.parallel import device_mesh
@@ -25,7 +25,7 @@ from sinklab.train import (
 )
 
 pytestmark = pytest.mark.slow
-KV_COLUMNS = dict(model__columns__kind='kv')
+KV_COLUMNS = dict(model__learned_kv__kind='kv')
 
 
 @pytest.fixture(autouse=True)
@@ -43,12 +43,12 @@ def spec(corpus):
 def parent(spec, tmp_path_factory):
     """Return a run with checkpoints at steps 4 and 8; 8 is its last step."""
     folder = RunDir(tmp_path_factory.mktemp('runs') / 'parent')
-    loop.train(spec, Hardware(), folder, dict(row='softmax'))
+    loop.train(spec, Layout(), folder, dict(row='softmax'))
     return folder
 
 
 @pytest.fixture
-def origin(parent, spec):
+def parent_checkpoint(parent, spec):
     return warm_start.WarmStart(parent, 4, spec)
 
 
@@ -56,13 +56,13 @@ def change_spec(spec, **changes):
     return make_tiny_spec(**{'data__source': spec.data.source, 'checkpoint__every_steps': 4, **changes})
 
 
-def train(spec, path, origin, *callbacks, row='fork'):
-    loop.train(spec, Hardware(), RunDir(path), dict(row=row), *callbacks, origin=origin)
+def train(spec, path, parent_checkpoint, *callbacks, row='fork'):
+    loop.train(spec, Layout(), RunDir(path), dict(row=row), *callbacks, parent_checkpoint=parent_checkpoint)
     return RunDir(path).read_records()
 
 
-def test_unchanged_fork_continues_parent_bitwise(parent, spec, origin, tmp_path):
-    records = train(spec, tmp_path / 'fork', origin)
+def test_unchanged_fork_continues_parent_bitwise(parent, spec, parent_checkpoint, tmp_path):
+    records = train(spec, tmp_path / 'fork', parent_checkpoint)
     expected = drop_clock_metrics(parent.read_records(), after=4)
     assert drop_clock_metrics(records, after=4) == expected
     assert [record['step'] for record in records] == [4, 5, 6, 7, 8]
@@ -70,11 +70,11 @@ def test_unchanged_fork_continues_parent_bitwise(parent, spec, origin, tmp_path)
     assert_same_trees(restore_state(RunDir(tmp_path / 'fork'), spec, 8), restore_state(parent, spec, 8))
 
 
-def test_fork_with_checkpoint_does_not_need_parent(parent, spec, origin, tmp_path):
+def test_fork_with_checkpoint_does_not_need_parent(parent, spec, parent_checkpoint, tmp_path):
     shutil.copytree(parent.path, tmp_path / 'parent')
-    origin = dataclasses.replace(origin, run_dir=RunDir(tmp_path / 'parent'))
+    parent_checkpoint = dataclasses.replace(parent_checkpoint, run_dir=RunDir(tmp_path / 'parent'))
     with pytest.raises(CrashError):
-        train(spec, tmp_path / 'fork', origin, CrashingCallback(6))
+        train(spec, tmp_path / 'fork', parent_checkpoint, CrashingCallback(6))
     shutil.rmtree(tmp_path / 'parent')
     assert drop_clock_metrics(train(spec, tmp_path / 'fork', None), after=4) == drop_clock_metrics(
         parent.read_records(), after=4
@@ -84,13 +84,13 @@ def test_fork_with_checkpoint_does_not_need_parent(parent, spec, origin, tmp_pat
         train(spec, tmp_path / 'fork', None)
 
 
-def test_fork_copies_parameters_by_name_and_initializes_new_ones(parent, spec, origin):
-    other_spec, mesh = change_spec(spec, **KV_COLUMNS, seed=5), device_mesh.make_mesh(Hardware())
+def test_fork_copies_parameters_by_name_and_initializes_new_ones(parent, spec, parent_checkpoint):
+    other_spec, mesh = change_spec(spec, **KV_COLUMNS, seed=5), device_mesh.make_mesh(Layout())
     with jax.set_mesh(mesh):
         fork_leaves, new_leaves = (
             warm_start.flatten_by_path(train_state)
             for train_state in (
-                warm_start.load_origin_state(origin, other_spec, mesh),
+                warm_start.load_parent_state(parent_checkpoint, other_spec, mesh),
                 state.create_state(other_spec, mesh),
             )
         )
@@ -104,21 +104,21 @@ def test_fork_copies_parameters_by_name_and_initializes_new_ones(parent, spec, o
     }
 
 
-def test_describe_lineage_lists_new_dropped_and_changed_fields(spec, origin, tmp_path):
+def test_describe_lineage_lists_new_dropped_and_changed_fields(spec, parent_checkpoint, tmp_path):
     other_spec, folder = (
         change_spec(spec, **KV_COLUMNS, model__norm='post', optimizer__weight_decay=0.3),
         RunDir(tmp_path / 'fork'),
     )
-    lineage = warm_start.describe_lineage(origin, other_spec, folder, load_run_data(other_spec).fingerprint)
-    assert lineage['new'] == [
-        *('blocks.attention.columns.key_HK', 'blocks.attention.columns.value_HK'),
+    parent = warm_start.describe_parent(parent_checkpoint, other_spec, folder, load_run_data(other_spec).fingerprint)
+    assert parent['new'] == [
+        *('blocks.attention.learned_kv.key_HK', 'blocks.attention.learned_kv.value_HK'),
         *('blocks.attention_norms.joined.gain_D', 'blocks.ffn_norms.joined.gain_D'),
     ]
     dropped_norms = ['blocks.attention_norms.before.gain_D', 'blocks.ffn_norms.before.gain_D', 'norm.gain_D']
-    assert lineage['dropped'] == dropped_norms
-    assert 'optimizer.weight_decay 0.1 -> 0.3' in lineage['config']
-    assert (folder.path / lineage['run']).resolve() == origin.run_dir.path.resolve()
-    assert (lineage['row'], lineage['step'], lineage['data']) == ('softmax', 4, [])
+    assert parent['dropped'] == dropped_norms
+    assert 'optimizer.weight_decay 0.1 -> 0.3' in parent['config']
+    assert (folder.path / parent['run']).resolve() == parent_checkpoint.run_dir.path.resolve()
+    assert (parent['row'], parent['step'], parent['data']) == ('softmax', 4, [])
 
 
 @pytest.mark.parametrize(
@@ -134,29 +134,31 @@ def test_describe_lineage_lists_new_dropped_and_changed_fields(spec, origin, tmp
         (dict(optimizer__steps=4), 'leaves no step to train with config.optimizer.steps=4'),
     ],
 )
-def test_fork_refuses_incompatible_changes_before_reading_data(spec, origin, tmp_path, monkeypatch, changes, pattern):
+def test_fork_refuses_incompatible_changes_before_reading_data(
+    spec, parent_checkpoint, tmp_path, monkeypatch, changes, pattern
+):
     monkeypatch.setattr(loop, 'load_run_data', lambda spec: pytest.fail('data was read'))
     with pytest.raises(UserError, match=pattern):
-        train(change_spec(spec, **changes), tmp_path / 'fork', origin)
+        train(change_spec(spec, **changes), tmp_path / 'fork', parent_checkpoint)
     assert not (tmp_path / 'fork').exists()
 
 
-def test_describe_lineage_refuses_changed_data_and_tokenizer(spec, origin, tmp_path):
+def test_describe_lineage_refuses_changed_data_and_tokenizer(spec, parent_checkpoint, tmp_path):
     data_fingerprint = load_run_data(spec).fingerprint
     for data, message_pattern in (
         (dict(data_fingerprint, store='x'), 'on other data .*restore that data'),
         (dict(data_fingerprint, tokenizer='x'), 'ids'),
     ):
         with pytest.raises(UserError, match=message_pattern):
-            warm_start.describe_lineage(
-                origin, change_spec(spec, optimizer__steps=9), RunDir(tmp_path / 'fork'), data
+            warm_start.describe_parent(
+                parent_checkpoint, change_spec(spec, optimizer__steps=9), RunDir(tmp_path / 'fork'), data
             )
 
 
-def test_report_names_fork_of_fork_by_parent(parent, spec, origin, tmp_path):
+def test_report_names_fork_of_fork_by_parent(parent, spec, parent_checkpoint, tmp_path):
     sigmoid_spec = replace_operation(spec, 'sigmoid', 'none')
     sigmoid_run = RunDir(tmp_path / 'there')
-    train(sigmoid_spec, sigmoid_run.path, origin, row='sigmoid')
+    train(sigmoid_spec, sigmoid_run.path, parent_checkpoint, row='sigmoid')
     longer_optimizer = dataclasses.replace(spec.optimizer, steps=10)
     longer_spec = dataclasses.replace(spec, optimizer=longer_optimizer)
     train(longer_spec, tmp_path / 'back', warm_start.WarmStart(sigmoid_run, 8, sigmoid_spec), row='softmax')
@@ -168,39 +170,39 @@ def test_report_names_fork_of_fork_by_parent(parent, spec, origin, tmp_path):
     assert json.loads((tmp_path / 'back' / 'row.json').read_text())['from']['run'] == '../there'
 
 
-def test_fork_refuses_damaged_parent_checkpoint(parent, spec, origin, tmp_path):
+def test_fork_refuses_damaged_parent_checkpoint(parent, spec, parent_checkpoint, tmp_path):
     shutil.copytree(parent.path, tmp_path / 'parent')
     shutil.rmtree(tmp_path / 'parent' / 'checkpoints' / '4' / 'state')
-    damaged_origin = dataclasses.replace(origin, run_dir=RunDir(tmp_path / 'parent'))
+    damaged_parent = dataclasses.replace(parent_checkpoint, run_dir=RunDir(tmp_path / 'parent'))
     with pytest.raises(UserError, match=r'checkpoints/4 .*\[8\]'):
-        train(spec, tmp_path / 'fork', damaged_origin)
+        train(spec, tmp_path / 'fork', damaged_parent)
     assert not (tmp_path / 'fork').exists()
 
 
-def make_interrupted_fork(spec, origin, path):
+def make_interrupted_fork(spec, parent_checkpoint, path):
     """Make a fork that was killed while it saved its first checkpoint."""
     with pytest.raises(CrashError):
-        train(spec, path, origin, CrashingCallback(5))
+        train(spec, path, parent_checkpoint, CrashingCallback(5))
     (path / 'metrics.jsonl').unlink()
     (path / 'checkpoints' / '4' / 'digests_0.json').unlink()
     return path
 
 
-def test_fork_with_interrupted_first_checkpoint_copies_parent_again(parent, spec, origin, tmp_path):
-    path = make_interrupted_fork(spec, origin, tmp_path / 'fork')
+def test_fork_with_interrupted_first_checkpoint_copies_parent_again(parent, spec, parent_checkpoint, tmp_path):
+    path = make_interrupted_fork(spec, parent_checkpoint, tmp_path / 'fork')
     shutil.copytree(path, tmp_path / 'alone')
-    records = train(spec, path, origin)
+    records = train(spec, path, parent_checkpoint)
     assert [record['step'] for record in records] == [4, 5, 6, 7, 8]
     assert drop_clock_metrics(records, after=4) == drop_clock_metrics(parent.read_records(), after=4)
     with pytest.raises(UserError, match=r'/parent@4.*--from'):
         train(spec, tmp_path / 'alone', None)
 
 
-def test_fork_refuses_parent_damaged_since_start(parent, spec, origin, tmp_path):
-    path = make_interrupted_fork(spec, origin, tmp_path / 'fork')
+def test_fork_refuses_parent_damaged_since_start(parent, spec, parent_checkpoint, tmp_path):
+    path = make_interrupted_fork(spec, parent_checkpoint, tmp_path / 'fork')
     shutil.copytree(parent.path, tmp_path / 'parent')
-    damaged_origin = dataclasses.replace(origin, run_dir=RunDir(tmp_path / 'parent'))
-    flip_bit(damaged_origin.run_dir, 4, np.random.default_rng(0))
+    damaged_parent = dataclasses.replace(parent_checkpoint, run_dir=RunDir(tmp_path / 'parent'))
+    flip_bit(damaged_parent.run_dir, 4, np.random.default_rng(0))
     with pytest.raises(UserError, match=r'checkpoints/4 .*damaged'):
-        train(spec, path, damaged_origin)
+        train(spec, path, damaged_parent)
     assert RunDir(path).list_checkpoint_steps() == []

@@ -19,7 +19,7 @@ from tiny_runs import (
 from sinklab.checkpoint.checkpointer import restore_parameters as restore_nested_parameters
 from sinklab.cli.config_flags import load_run_config, load_spec
 from sinklab.cli.main import main
-from sinklab.config.spec import Hardware
+from sinklab.config.spec import Layout
 from sinklab.config.validate import parse_config
 from sinklab.configs import default, fine_tuning
 from sinklab.data.run_data import load_run_data
@@ -38,8 +38,8 @@ def no_disk_delay(monkeypatch):
     monkeypatch.setattr(files, 'SHARED_DISK_SECONDS', 0.0)
 
 
-def train(spec, path, origin, *callbacks, row='tuned'):
-    loop.train(spec, Hardware(), RunDir(path), dict(row=row), *callbacks, origin=origin)
+def train(spec, path, parent_checkpoint, *callbacks, row='tuned'):
+    loop.train(spec, Layout(), RunDir(path), dict(row=row), *callbacks, parent_checkpoint=parent_checkpoint)
     return RunDir(path).read_records()
 
 
@@ -122,8 +122,8 @@ def test_fine_tuning_row_starts_with_parameters_of_same_scale_row(row, stores, t
     parent = RunDir(tmp_path / 'parent')
     train(scale_spec, parent.path, None, row=row)
     steps = scale_spec.optimizer.steps
-    origin = warm_start.WarmStart(parent, steps, scale_spec, 'params')
-    records = train(spec, tmp_path / 'tuned', origin)
+    parent_checkpoint = warm_start.WarmStart(parent, steps, scale_spec, 'params')
+    records = train(spec, tmp_path / 'tuned', parent_checkpoint)
     tuned_run = RunDir(tmp_path / 'tuned')
     assert [record['step'] for record in records] == tuned_run.list_checkpoint_steps() == [0, 1, 2, 3, 4]
     assert_same_trees(load_parameters(tuned_run.path, 0), load_parameters(parent.path, steps))
@@ -141,7 +141,7 @@ def test_fine_tuning_row_starts_with_parameters_of_same_scale_row(row, stores, t
     pairs = zip(load_parameters(tuned_run.path, 2), load_parameters(tuned_run.path, 1), strict=True)
     assert all((later != earlier).any() for later, earlier in pairs)
     with pytest.raises(CrashError):
-        train(spec, tmp_path / 'killed', origin, CrashingCallback(3))
+        train(spec, tmp_path / 'killed', parent_checkpoint, CrashingCallback(3))
     shutil.rmtree(parent.path)
     assert drop_clock_metrics(train(spec, tmp_path / 'killed', None)) == drop_clock_metrics(records)
     assert_same_trees(load_parameters(tmp_path / 'killed', 4), load_parameters(tuned_run.path, 4))
@@ -163,7 +163,7 @@ def parent(spec, tmp_path_factory):
 
 
 @pytest.fixture
-def origin(parent, spec):
+def parent_checkpoint(parent, spec):
     return warm_start.WarmStart(parent, 8, spec, 'params')
 
 
@@ -172,27 +172,27 @@ def change_spec(spec, **changes):
 
 
 @pytest.mark.slow
-def test_fork_with_another_optimizer_takes_parameters_and_records_changes(spec, origin, tmp_path):
-    other_spec = change_spec(spec, **SGD, model__columns__kind='kv', data__seed=3)
-    records = train(other_spec, tmp_path / 'tuned', origin)
+def test_fork_with_another_optimizer_takes_parameters_and_records_changes(spec, parent_checkpoint, tmp_path):
+    other_spec = change_spec(spec, **SGD, model__learned_kv__kind='kv', data__seed=3)
+    records = train(other_spec, tmp_path / 'tuned', parent_checkpoint)
     assert [record['step'] for record in records] == [*range(9)]
     assert 'valid/loss' in records[0]
-    lineage = RunDir(tmp_path / 'tuned').read_lineage()
-    assert (tmp_path / 'tuned' / lineage['run']).resolve() == origin.run_dir.path.resolve()
-    assert (lineage['step'], lineage['takes'], lineage['start']) == (8, 'params', 0)
-    assert lineage['new'] == ['blocks.attention.columns.key_HK', 'blocks.attention.columns.value_HK']
-    assert 'optimizer.name adamw -> sgd' in lineage['config']
-    assert lineage['data'] == ['seed 0 -> 3']
+    parent = RunDir(tmp_path / 'tuned').read_parent()
+    assert (tmp_path / 'tuned' / parent['run']).resolve() == parent_checkpoint.run_dir.path.resolve()
+    assert (parent['step'], parent['takes'], parent['start']) == (8, 'params', 0)
+    assert parent['new'] == ['blocks.attention.learned_kv.key_HK', 'blocks.attention.learned_kv.value_HK']
+    assert 'optimizer.name adamw -> sgd' in parent['config']
+    assert parent['data'] == ['seed 0 -> 3']
 
 
 @pytest.mark.slow
-def test_fork_accepts_changed_data_and_rejects_another_tokenizer(spec, origin, tmp_path):
+def test_fork_accepts_changed_data_and_rejects_another_tokenizer(spec, parent_checkpoint, tmp_path):
     data_fingerprint, folder = load_run_data(spec).fingerprint, RunDir(tmp_path / 'tuned')
-    assert warm_start.describe_lineage(origin, spec, folder, dict(data_fingerprint, store='x'))['data'] == [
+    assert warm_start.describe_parent(parent_checkpoint, spec, folder, dict(data_fingerprint, store='x'))['data'] == [
         f'store {data_fingerprint["store"]} -> x'
     ]
     with pytest.raises(UserError, match=r'--from=params:.*/parent@8 .*tokenizer'):
-        warm_start.describe_lineage(origin, spec, folder, dict(data_fingerprint, tokenizer='x'))
+        warm_start.describe_parent(parent_checkpoint, spec, folder, dict(data_fingerprint, tokenizer='x'))
 
 
 @pytest.mark.slow

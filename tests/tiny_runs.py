@@ -9,7 +9,7 @@ from orbax.checkpoint import v1 as ocp
 
 from sinklab.checkpoint import digests
 from sinklab.checkpoint.checkpointer import Checkpointer
-from sinklab.config.spec import Hardware
+from sinklab.config.spec import Layout
 from sinklab.data.run_data import load_run_data
 from sinklab.parallel import device_mesh
 from sinklab.run_dir import RunDir
@@ -26,7 +26,7 @@ def make_spec(corpus, **changes):
 
 
 def train_run(spec, path, *callbacks, **options):
-    loop.train(spec, Hardware(), RunDir(path), dict(row='tiny'), *callbacks, **options)
+    loop.train(spec, Layout(), RunDir(path), dict(row='tiny'), *callbacks, **options)
     return RunDir(path).read_records()
 
 
@@ -45,7 +45,7 @@ def load_parameters(path, step):
 def restore_state(folder, spec, step):
     """Restore the state that a run has saved at a step."""
     checkpoints = Checkpointer(folder, spec.checkpoint, load_run_data(spec).fingerprint)
-    train_state = checkpoints.restore(step, state.make_abstract_state(spec, device_mesh.make_mesh(Hardware())))
+    train_state = checkpoints.restore(step, state.make_abstract_state(spec, device_mesh.make_mesh(Layout())))
     checkpoints.close()
     return train_state
 

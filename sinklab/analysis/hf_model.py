@@ -26,7 +26,7 @@ from sinklab.analysis.model_protocol import (
 from sinklab.errors import UserError, format_error
 from sinklab.hf import files, gguf
 from sinklab.hf.files import suppress_transformers_logs
-from sinklab.metrics.metric import MetricSetting, complete_arrays
+from sinklab.metrics.metric import MetricContext, complete_arrays
 
 # The token ids of the trial pass: two tokens are enough to recognize causal attention.
 TRIAL_IDS = np.zeros((1, 2), np.int64)
@@ -407,18 +407,18 @@ class HFModel:
     def apply_training_format(self, ids_PT: np.ndarray) -> np.ndarray:
         return ids_PT
 
-    def make_setting(self, length: int, **overrides: Any) -> MetricSetting:
+    def make_context(self, length: int, **overrides: Any) -> MetricContext:
         windows = self.find_windows(length)
         window = windows.pop() if len(windows) == 1 else None  # None if layers have different windows
         fields = dict(
             length=length,
-            columns=int(self.has_sinks),
+            learned_keys=int(self.has_sinks),
             implicit=self.has_sinks,
             gain=1.0,
             keys=min(NUM_FIRST_KEYS, length),
             prefix=0,
         )
-        return MetricSetting(**fields | dict(window=window, reach=window or length, triggers=False) | overrides)
+        return MetricContext(**fields | dict(window=window, reach=window or length, triggers=False) | overrides)
 
     def is_causal_softmax(self, length: int) -> bool:
         has_convolutions = any(
@@ -444,12 +444,12 @@ class HFModel:
         length = check_length(self, ids_PT)
         self.check_positions(position_T)
         batch_size = max(1, MAX_BATCH_BYTES // (4 * self.num_heads * length**2))
-        setting = self.make_setting(length)
+        context = self.make_context(length)
 
         def extract_completed(layer: LayerArrays) -> dict[str, np.ndarray]:
             with find_thread_pools().limit(limits=1, user_api='blas'):
                 return extract(
-                    complete_arrays({add_layer_axis(name): array[None] for name, array in layer.items()}, setting)
+                    complete_arrays({add_layer_axis(name): array[None] for name, array in layer.items()}, context)
                 )
 
         def compute(ids_PT: np.ndarray) -> dict[str, np.ndarray]:

@@ -20,8 +20,8 @@ from sinklab.metrics import registry
 from sinklab.metrics.emergence import find_emergence, find_first_heads
 from sinklab.metrics.metric import (
     Arrays,
+    MetricContext,
     MetricInfo,
-    MetricSetting,
 )
 from sinklab.metrics.propositions import judge_propositions
 from sinklab.metrics.sink import SINK_THRESHOLD
@@ -84,13 +84,13 @@ class MeasureRequest:
         length, max_length = request.length, model.max_length
         if max_length and length > max_length:
             raise UserError(f'{model.name} reads {max_length} tokens, but --length is {length}; lower it')
-        min_length = max(1, model.make_setting(length).prefix)  # shorter texts lie within the bidirectional prefix
+        min_length = max(1, model.make_context(length).prefix)  # shorter texts lie within the bidirectional prefix
         if invalid := [prefix_length for prefix_length in self.lengths if not min_length <= prefix_length <= length]:
             raise UserError(
                 f'--lengths has {invalid[0]}, but texts have {length}; give {min_length} to {length}, or --length'
             )
         if request.positions:  # the importance of token K is reported, too
-            default_keys = model.make_setting(length).keys
+            default_keys = model.make_context(length).keys
             request = dataclasses.replace(
                 request, keys=max(self.keys or default_keys, int(request.position_T[0]) + 1)
             )
@@ -103,8 +103,8 @@ class MeasureRequest:
         return parse_positions(self.positions, self.length) if self.positions else None
 
     @property
-    def setting_overrides(self) -> dict[str, Any]:
-        """The fields of the MetricSetting that the request changes."""
+    def context_overrides(self) -> dict[str, Any]:
+        """The fields of the MetricContext that the request changes."""
         overrides = dict(lengths=self.lengths, thresholds=self.thresholds) if self.lengths else {}
         return overrides | (dict(keys=self.keys) if self.keys else {})
 
@@ -219,11 +219,11 @@ class MetricExtractor:
     It is a dataclass because equal extractors share one compiled program.
     """
 
-    setting: MetricSetting
+    context: MetricContext
     names: tuple[str, ...] | None = None  # as in `measure_model`
 
     def __call__(self, arrays: dict[str, Any]) -> Arrays:
-        return registry.compute_arrays(arrays, self.setting, select_metrics(arrays, self.names))
+        return registry.compute_arrays(arrays, self.context, select_metrics(arrays, self.names))
 
 
 def select_metrics(available_arrays: Collection[str], names: tuple[str, ...] | None) -> registry.Metrics:
@@ -249,15 +249,15 @@ def measure_model(
         on_progress: Called with the number of sequences of each finished batch.
         names: Compute only numbers of these names, and those that begin with one of them and a slash; ('',): all
             numbers; None: also the matrices of the first text, which need the memory of all layers at once.
-        **overrides: Fields of the MetricSetting to change.
+        **overrides: Fields of the MetricContext to change.
     """
-    setting = model.make_setting(ids_PT.shape[1], **overrides)
+    context = model.make_context(ids_PT.shape[1], **overrides)
     metrics = select_metrics(model.available_arrays, names)
-    captured = model.capture(ids_PT, MetricExtractor(setting, names), position_T, on_progress)
-    if setting.triggers and isinstance(model, RunModel):
+    captured = model.capture(ids_PT, MetricExtractor(context, names), position_T, on_progress)
+    if context.triggers and isinstance(model, RunModel):
         captured |= dict(trigger_PT=model.find_triggers(ids_PT))
-    numbers = {name: float(value) for name, value in registry.compute_numbers(captured, setting, metrics).items()}
-    arrays = registry.select_saved_arrays(captured, setting, metrics)
+    numbers = {name: float(value) for name, value in registry.compute_numbers(captured, context, metrics).items()}
+    arrays = registry.select_saved_arrays(captured, context, metrics)
     return Measurement(renumber_layers(numbers, model), dict(arrays) | make_layer_arrays(model))
 
 
@@ -338,7 +338,7 @@ class MeasureJob:
 
     def measure_input(self, name: str, on_progress: ProgressFn, names: tuple[str, ...] | None) -> Measurement:
         ids_PT, position_T = self.ids_by_input[name], self.request.position_T
-        overrides = self.request.setting_overrides | dict(repeated=name == 'repeated')
+        overrides = self.request.context_overrides | dict(repeated=name == 'repeated')
         measurement = measure_model(self.model, ids_PT, position_T, on_progress, names, **overrides)
         if not self.request.loss:
             return measurement

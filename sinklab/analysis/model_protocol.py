@@ -8,7 +8,7 @@ import numpy as np
 from sinklab.analysis.bos import BosMode
 from sinklab.analysis.edits import Edit, EditableArray
 from sinklab.errors import UserError
-from sinklab.metrics.metric import Arrays, MetricSetting
+from sinklab.metrics.metric import Arrays, MetricContext
 
 # Takes the arrays of a forward pass, under the names of sinklab.metrics.metric, and returns the arrays to keep.
 ExtractFn = Callable[[dict[str, Any]], Arrays]
@@ -111,7 +111,7 @@ class MeasurableModel(Protocol):
         """Return sequences in the format of training, such as with a fixed token."""
         ...
 
-    def make_setting(self, length: int, **overrides: Any) -> MetricSetting: ...
+    def make_context(self, length: int, **overrides: Any) -> MetricContext: ...
 
     def capture(
         self,

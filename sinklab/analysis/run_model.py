@@ -24,7 +24,7 @@ from sinklab.data.run_data import PREPENDED_IDS, find_tokenizer_file
 from sinklab.data.tokenizer import Tokenizer, compute_tokenizer_digest, encode_long_text, load_tokenizer
 from sinklab.errors import UserError
 from sinklab.loss_mask import is_in_loss, strip_loss_mask
-from sinklab.metrics.metric import Arrays, MetricSetting, extract_arrays, make_setting
+from sinklab.metrics.metric import Arrays, MetricContext, extract_arrays, make_context
 from sinklab.model.attention import get_value_width
 from sinklab.model.learned_kv import LEARNED_KV_KINDS, count_learned_kv
 from sinklab.model.transformer import compute_logits
@@ -66,7 +66,7 @@ class RunModel:
         self.edits: tuple[Edit, ...] | None = None
         self.available_arrays = (
             *AVAILABLE_ARRAYS,
-            *(('sink_LPCD',) if LEARNED_KV_KINDS[self.spec.model.columns.kind].tokens_class.num_tokens else ()),
+            *(('sink_LPCD',) if LEARNED_KV_KINDS[self.spec.model.learned_kv.kind].tokens_class.num_tokens else ()),
         )
 
     @functools.cached_property
@@ -146,12 +146,14 @@ class RunModel:
 
     def get_learned_key_names(self) -> list[str]:
         """Return the names of the keys before the text, the implicit key first."""
-        has_implicit_key = self.make_setting(2).implicit
-        return ['(+1)'] * has_implicit_key + [f'({self.spec.model.columns.kind})'] * count_learned_kv(self.spec.model)
+        has_implicit_key = self.make_context(2).implicit
+        return ['(+1)'] * has_implicit_key + [f'({self.spec.model.learned_kv.kind})'] * count_learned_kv(
+            self.spec.model
+        )
 
     def is_causal_softmax(self, length: int) -> bool:
-        operation, setting = self.spec.model.attention, self.make_setting(length)
-        sees_whole_text = setting.reach == length and not setting.prefix and not setting.columns
+        operation, context = self.spec.model.attention, self.make_context(length)
+        sees_whole_text = context.reach == length and not context.prefix and not context.learned_keys
         sees_whole_text = sees_whole_text and (self.spec.model.mask.window or length) >= length
         sees_whole_text = (
             sees_whole_text and not self.spec.model.mask.document and self.spec.data.positions != 'reset'
@@ -183,8 +185,8 @@ class RunModel:
     def build_module(self) -> nnx.Module:
         return nnx.merge(state.make_abstract_model(self.spec)[0], self.params)
 
-    def make_setting(self, length: int, **overrides: Any) -> MetricSetting:
-        return make_setting(self.spec, length, count_learned_kv(self.spec.model), **overrides)
+    def make_context(self, length: int, **overrides: Any) -> MetricContext:
+        return make_context(self.spec, length, count_learned_kv(self.spec.model), **overrides)
 
     def capture(
         self,
@@ -255,7 +257,7 @@ def jit_capture(
         forward_fn = make_hidden_states_fn(spec, capture=True, edit=edit, **make_position_kwargs(positions))
         _, _, intermediates = forward_fn(params, ids_PT)
         return extract(
-            extract_arrays(intermediates, make_setting(spec, ids_PT.shape[1], count_learned_kv(spec.model)))
+            extract_arrays(intermediates, make_context(spec, ids_PT.shape[1], count_learned_kv(spec.model)))
         )
 
     return jax.jit(program, **state.get_replicated_jit_options(spec, make_one_device_mesh()))

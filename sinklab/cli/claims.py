@@ -17,7 +17,7 @@ import contextlib
 import json
 from collections.abc import Iterable
 
-from sinklab.cli import config_flags, hardware_flags, sweep
+from sinklab.cli import config_flags, layout_flags, sweep
 from sinklab.config.seed_list import parse_seeds
 from sinklab.config.spec import Spec
 from sinklab.configs.sizes import SIZES
@@ -61,8 +61,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     config_flags.add_size_argument(parser, DEFAULT_SIZE)
     sweep.add_jobs_argument(parser)
-    hardware_flags.add_arguments(parser)
-    hardware_flags.add_cache_argument(parser)
+    layout_flags.add_arguments(parser)
+    layout_flags.add_cache_argument(parser)
     parser.add_argument('--json', action='store_true', help='print the verdicts as JSON')
     parser.usage = '%(prog)s [NAME ...] (--workdir DIR | --results FILE | --list) [--config.PATH=VALUE ...] [options]'
 
@@ -140,11 +140,11 @@ def train_claim_runs(args: argparse.Namespace, extra_args: list[str], claims: di
     """
     from sinklab.sweep import results
 
-    layout, size = hardware_flags.parse_hardware(args), args.size or DEFAULT_SIZE
+    layout, size = layout_flags.parse_layout(args), args.size or DEFAULT_SIZE
     seeds = parse_seeds(str(DEFAULT_NUM_SEEDS) if args.seeds is None else args.seeds)
     sweep.check_no_seed_overrides(extra_args)
     readings = [reading for name in args.names or claims for reading in claims[name].readings]
-    options = [*hardware_flags.format_hardware_flags(layout), f'--size={size}', *extra_args]
+    options = [*layout_flags.format_layout_flags(layout), f'--size={size}', *extra_args]
     options += [f'--compiled={args.compiled}'] if args.compiled else []
     with hold_folder(RunDir(args.workdir).path) as check_owner:
         overrides = dict(map(config_flags.parse_override, extra_args))

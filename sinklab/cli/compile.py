@@ -12,7 +12,7 @@ import json
 import sys
 
 from sinklab.chip_specs import BYTES_PER_GIB, CHIPS
-from sinklab.cli import config_flags, hardware_flags
+from sinklab.cli import config_flags, layout_flags
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         required=True,
         help='kind and number of chips: v5e:16x16, v5p:4x4x4, 2xv5e:8x8 (two slices), h100:8 and others',
     )
-    hardware_flags.add_arguments(parser)
+    layout_flags.add_arguments(parser)
     parser.add_argument('--json', action='store_true', help='print the result as JSON')
 
 
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
     chip_name, devices = parse_topology(args.topology)
     compiled_run = compile_run(
         spec,
-        hardware_flags.parse_hardware(args),
+        layout_flags.parse_layout(args),
         devices,
         CHIPS[chip_name],
         print_line=functools.partial(print, file=sys.stderr, flush=True),

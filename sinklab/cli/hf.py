@@ -150,8 +150,8 @@ def resolve_from_flag(model_ref: str, child_dir: RunDir) -> str:
 
     A child run that exists has its parent in row.json, so the model itself may have been moved or deleted since.
     """
-    if lineage := child_dir.read_lineage() if child_dir.has_run() else {}:
-        parent_path = join_path(child_dir.path, lineage['run'])
+    if parent := child_dir.read_parent() if child_dir.has_run() else {}:
+        parent_path = join_path(child_dir.path, parent['run'])
         name = parent_path.name.rpartition('-')[0]
         if (parent_path.parent, name) == (get_imports_root(), get_model_name(model_ref)):
             return f'params:{parent_path}@0'

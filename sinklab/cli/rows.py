@@ -67,7 +67,7 @@ def load_row(file: str, row: str, size: str | None, module: Any) -> dict:
     """
     from sinklab.cli import config_flags
     from sinklab.config.differences import flatten_dict
-    from sinklab.configs.sources import NOT_MEASURED
+    from sinklab.configs.publications import NOT_MEASURED
 
     try:
         spec, row_info = config_flags.load_spec(f'{file}:{row}', [], size, module)

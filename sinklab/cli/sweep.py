@@ -17,7 +17,7 @@ import signal
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from sinklab.cli import config_flags, hardware_flags, report
+from sinklab.cli import config_flags, layout_flags, report
 from sinklab.cli.flag_types import positive_int
 from sinklab.cli.process_flags import format_command_line, get_program_argv
 from sinklab.config.seed_list import SEEDS_HELP, parse_seeds
@@ -59,8 +59,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help='folder for the run folders (ROW-SEED) and sweep.json, such as runs/sweep',
     )
     add_jobs_argument(parser)
-    hardware_flags.add_arguments(parser)
-    hardware_flags.add_cache_argument(parser)
+    layout_flags.add_arguments(parser)
+    layout_flags.add_cache_argument(parser)
     parser.add_argument('--report', action='store_true', help='also write DIR/report.html, a page with pictures')
     parser.add_argument('--json', action='store_true', help='print the table as JSON')
     parser.usage = '%(prog)s --config FILE [--rows ROW,...] --workdir DIR [--config.PATH=VALUE ...] [options]'
@@ -81,7 +81,7 @@ def add_jobs_argument(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, extra_args: list[str]) -> int:
-    layout = hardware_flags.parse_hardware(args)
+    layout = layout_flags.parse_layout(args)
     module, rows = select_rows(args)
     seeds = parse_seeds('1' if args.seeds is None else args.seeds)
     check_no_seed_overrides(extra_args)
@@ -91,7 +91,7 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
         return config_flags.load_spec(f'{args.config}:{row}', override_args, args.size, module)
 
     options = [f'--{name}={value}' for name in ('size', 'compiled') if (value := getattr(args, name))]
-    options = [*hardware_flags.format_hardware_flags(layout), *options, *extra_args]
+    options = [*layout_flags.format_layout_flags(layout), *options, *extra_args]
     with hold_folder(RunDir(args.workdir).path) as check_owner:
         runs = plan.plan_runs(rows, seeds, args.workdir, load_row, layout)
         for run in runs[: len(rows)]:

@@ -20,9 +20,9 @@ import sys
 from typing import Any, get_args
 
 from sinklab.checkpoint import digests
-from sinklab.cli import config_flags, hardware_flags, hf, process_flags
+from sinklab.cli import config_flags, hf, layout_flags, process_flags
 from sinklab.config.differences import flatten_dict
-from sinklab.config.spec import Hardware, Spec, WarmStartTakes
+from sinklab.config.spec import Layout, Spec, WarmStartTakes
 from sinklab.errors import UserError
 from sinklab.process_group import (
     ProcessGroup,
@@ -57,7 +57,7 @@ class RunRequest:
     spec: Spec
     row: dict
     description: str | None
-    layout: Hardware
+    layout: Layout
     profile_steps: range | None
 
 
@@ -82,8 +82,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar='DIR',
         help='run folder: a new one, or that of a run to continue, such as runs/softmax',
     )
-    hardware_flags.add_arguments(parser)
-    hardware_flags.add_cache_argument(parser)
+    layout_flags.add_arguments(parser)
+    layout_flags.add_cache_argument(parser)
     parser.add_argument('--quiet', action='store_true', help='print only messages and errors')
     parser.add_argument(
         '--tensorboard', action='store_true', help='also write TensorBoard events into DIR/tensorboard'
@@ -134,7 +134,7 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
             row,
             *callbacks,
             group=group,
-            origin=warm_start,
+            parent=warm_start,
             grace_seconds=args.grace,
             step_timeout=args.step_timeout,
         )
@@ -168,10 +168,10 @@ def prepare_run(args: argparse.Namespace, extra_args: list[str], group: ProcessG
     parent = parse_from_flag(from_flag) if from_flag else None
     parent_step = choose_step(parent, run_dir) if parent else None
     spec, row, description = load_requested_spec(args, extra_args, run_dir, parent)
-    layout = hardware_flags.parse_hardware(args)
+    layout = layout_flags.parse_layout(args)
     device_mesh.split_cpu_devices(layout, group.process_count)
-    hardware_flags.set_fast_compile_flags(row['size'])
-    hardware_flags.set_compilation_cache(args.compiled)
+    layout_flags.set_fast_compile_flags(row['size'])
+    layout_flags.set_compilation_cache(args.compiled)
     return RunRequest(
         run_dir=run_dir,
         parent=parent,
@@ -187,7 +187,7 @@ def prepare_run(args: argparse.Namespace, extra_args: list[str], group: ProcessG
 def load_requested_spec(
     args: argparse.Namespace, extra_args: list[str], run_dir: RunDir, parent: WarmStartFlag | None
 ) -> tuple[Spec, dict, str | None]:
-    """Load the requested spec, from a config file or from the parent run of a fork.
+    """Load the requested spec, from a config file or from the parent run of a warm start.
 
     Returns:
         The spec, the content of row.json, and a line about the fields that the row changes, or None.
@@ -205,7 +205,9 @@ def load_requested_spec(
             'neither --config nor --from is given; give --config=FILE[:ROW], such as configs/quickstart.py:softmax'
         )
     if args.size:
-        raise UserError(f'--size={args.size} is for a row of --config; remove it: a fork keeps the size of its run')
+        raise UserError(
+            f'--size={args.size} is for a row of --config; remove it: a warm start keeps the size of its run'
+        )
     source_dir = parent.run_dir if parent.run_dir.has_run() else run_dir
     return *config_flags.load_run_config(source_dir, make_absolute(run_dir.path).name, extra_args), None
 
@@ -227,8 +229,8 @@ def choose_step(flag: WarmStartFlag, child_dir: RunDir) -> int:
     """Choose the step of the parent checkpoint.
 
     Returns:
-        For a fork that exists already, the step in its row.json; otherwise the given step, or the newest step if none
-        is given.
+        For a warm start that exists already, the step in its row.json; otherwise the given step, or the newest step
+        if none is given.
 
     Raises:
         UserError: The parent is no run, is the child itself, or lacks the step; or the child is another run.
@@ -241,29 +243,29 @@ def choose_step(flag: WarmStartFlag, child_dir: RunDir) -> int:
 
 
 def get_recorded_step(flag: WarmStartFlag, child_dir: RunDir) -> int:
-    """Return the parent step that row.json of an existing fork records.
+    """Return the parent step that row.json of an existing warm start records.
 
     Raises:
-        UserError: The run is no fork, or a fork of another checkpoint than --from names.
+        UserError: The run is no warm start, or a warm start of another checkpoint than --from names.
     """
-    lineage = child_dir.read_lineage()
-    if not lineage:
+    parent = child_dir.read_parent()
+    if not parent:
         raise UserError(
-            f'{child_dir} contains a run that is not a fork; give a new folder, or remove --from to continue that run'
+            f'{child_dir} contains a run that is no warm start; give a new folder, or remove --from to continue it'
         )
-    step = lineage['step']
-    recorded = format_run_ref(lineage.get('takes', ''), join_path(child_dir.path, lineage['run']), step)
+    step = parent['step']
+    recorded = format_run_ref(parent.get('takes', ''), join_path(child_dir.path, parent['run']), step)
     given_step = step if flag.step is None else flag.step
     if format_run_ref(flag.takes, resolve_path(flag.run_dir.path), given_step) != recorded:
         raise UserError(
-            f'{child_dir} contains a fork of another checkpoint than --from={flag.flag_text}; give '
+            f'{child_dir} contains a warm start of another checkpoint than --from={flag.flag_text}; give '
             f'{shlex.quote(f"--from={recorded}")}, or a new folder'
         )
     return step
 
 
 def load_warm_start(flag: WarmStartFlag | None, step: int | None) -> Any:
-    """Load the warm start of --from; None without --from, or if the parent of an existing fork is gone."""
+    """Load the warm start of --from; None without --from, or if the parent of an existing warm start is gone."""
     from sinklab.train.warm_start import WarmStart
 
     if not flag or not flag.run_dir.has_run():

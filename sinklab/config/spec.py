@@ -269,7 +269,7 @@ class ModelConfig:
     """The attention operation."""
     mask: MaskConfig = MaskConfig()
     """The attention mask."""
-    columns: LearnedKVConfig = LearnedKVConfig()
+    learned_kv: LearnedKVConfig = LearnedKVConfig()
     """Attention biases."""
 
     @property
@@ -443,7 +443,7 @@ def get_field_types(config_class: type = Spec, prefix: str = '') -> dict[str, An
 
 
 @dataclasses.dataclass(frozen=True)
-class Hardware:
+class Layout:
     """Layout of a run on devices. It is never part of a row, because the result does not depend on it."""
 
     data: PositiveInt | None = None

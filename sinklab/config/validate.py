@@ -114,7 +114,7 @@ def find_attention_errors(attention: AttentionConfig) -> Iterator[str]:
 
 
 def find_learned_kv_errors(model: ModelConfig) -> Iterator[str]:
-    learned_kv, attention, path = model.columns, model.attention, 'config.model.columns'
+    learned_kv, attention, path = model.learned_kv, model.attention, 'config.model.learned_kv'
     kind, value = learned_kv.kind, learned_kv.value
     if kind in ('none', 'sink_token') and (learned_kv.shared or learned_kv.key_width):
         yield f'{path}.shared and key_width are not used by kind {kind}; omit them, or set kind to k, kv, v or logit'
@@ -138,8 +138,8 @@ def find_learned_kv_errors(model: ModelConfig) -> Iterator[str]:
 
 def find_model_errors(model: ModelConfig) -> Iterator[str]:
     path = 'config.model'
-    if model.heads == 1 and (model.columns.shared or model.gate == 'shared'):
-        yield f'{path}.heads is 1, so there is nothing to share; set columns.shared=False, or gate=elementwise'
+    if model.heads == 1 and (model.learned_kv.shared or model.gate == 'shared'):
+        yield f'{path}.heads is 1, so there is nothing to share; set learned_kv.shared=False, or gate=elementwise'
     if model.attention.gain != 1 and (model.head_norm or model.norm in NORMS_OF_OUTPUTS):
         given = f'{path}.attention.gain is {model.attention.gain}, which the norm after the heads cancels'
         yield f'{given}; leave it at 1, or set head_norm=False and norm=pre'
@@ -215,7 +215,7 @@ def find_position_reset_errors(model: ModelConfig) -> Iterator[str]:
         yield f'{given} has no effect; set it to continued'
     if model.position == 'alibi' or model.position.startswith('relative'):
         yield f'{given} has no distance to another document; set it to continued, and mask.document=True'
-    if model.position == 'rotary' and model.mask.document and model.columns.kind != 'sink_token':
+    if model.position == 'rotary' and model.mask.document and model.learned_kv.kind != 'sink_token':
         yield f'{given} changes no distance within a document; set it to continued, or position to learned'
 
 

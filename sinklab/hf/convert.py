@@ -46,7 +46,7 @@ COMMON_FIELDS = {
     'attention.gain': 1.0,
     'mask.prefix': None,
     'mask.block': None,
-    'columns.kind': 'none',
+    'learned_kv.kind': 'none',
     'global_layers.position': 'rotary',
 }
 LLAMA_FIELDS = dict(norm='pre', ffn='swiglu', scaled_embedding=False, qk_norm=False, qkv_bias=False)

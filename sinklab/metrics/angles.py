@@ -5,8 +5,8 @@ import numpy as np
 from sinklab.metrics.metric import (
     FigureSpec,
     Metric,
+    MetricContext,
     MetricInfo,
-    MetricSetting,
 )
 from sinklab.metrics.norms import compare_first_with_others, compute_norms, make_norm_infos
 from sinklab.metrics.sink import EPSILON
@@ -36,12 +36,12 @@ def average_first_and_others(value_LPHTS):
     return xp.stack([value_LPHTS[..., 1:, 0].mean(-1), others.mean(-1)], -1)
 
 
-def compute_score_averages(query, key, setting: MetricSetting) -> dict:
-    parts = compute_score_parts(query, key[:, :, setting.columns :])
+def compute_score_averages(query, key, context: MetricContext) -> dict:
+    parts = compute_score_parts(query, key[:, :, context.learned_keys :])
     return {f'{name}_LPH2': average_first_and_others(value) for name, value in zip(SCORE_PARTS, parts, strict=True)}
 
 
-def compute_score_numbers(arrays, setting: MetricSetting) -> dict[str, float]:
+def compute_score_numbers(arrays, context: MetricContext) -> dict[str, float]:
     numbers = {}
     for name in SCORE_PARTS:
         first, other = (float(arrays[f'{name}_LPH2'][..., index].mean()) for index in range(2))
@@ -60,9 +60,9 @@ def compute_effective_rank(key_LPHK) -> np.ndarray:
     return np.where(has_variance, total**2 / np.where(has_variance, squares, 1), 1)
 
 
-def select_keys(key_LPSHK, setting: MetricSetting) -> dict:
+def select_keys(key_LPSHK, context: MetricContext) -> dict:
     """Select the keys of the first token and of the middle token."""
-    first, middle = setting.columns, setting.columns + setting.length // 2
+    first, middle = context.learned_keys, context.learned_keys + context.length // 2
     return {'first_key_LPHK': key_LPSHK[:, :, first], 'middle_key_LPHK': key_LPSHK[:, :, middle]}
 
 
@@ -90,15 +90,15 @@ METRICS = (
 OFFLINE_METRICS = (
     Metric(
         inputs=('query_LPTHK',),
-        compute_arrays=lambda query, setting: {'query_LPT': compute_norms(query).mean(-1)},
-        compute_numbers=lambda arrays, setting: compare_first_with_others('query', arrays['query_LPT']),
+        compute_arrays=lambda query, context: {'query_LPT': compute_norms(query).mean(-1)},
+        compute_numbers=lambda arrays, context: compare_first_with_others('query', arrays['query_LPT']),
         infos=make_norm_infos('query'),
         saved_arrays=('query_LT',),
     ),
     Metric(
         inputs=('key_LPSHK',),
         compute_arrays=select_keys,
-        compute_numbers=lambda arrays, setting: {
+        compute_numbers=lambda arrays, context: {
             f'key/rank/{part}': float(compute_effective_rank(arrays[f'{name}_key_LPHK']).mean())
             for name, part in KEY_POSITIONS.items()
         },

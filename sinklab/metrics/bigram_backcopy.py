@@ -35,11 +35,13 @@ ATTENTION_SENTENCE = 'Mean attention to the first token from triggers, and from 
 METRICS = (
     Metric(
         inputs=('attention_LPHTS',),
-        compute_arrays=lambda attention, setting: {'first_LPHT': normalize_rows(attention)[..., setting.columns]},
-        compute_numbers=lambda arrays, setting: compute_trigger_attention(arrays['first_LPHT'], arrays['trigger_PT']),
+        compute_arrays=lambda attention, context: {
+            'first_LPHT': normalize_rows(attention)[..., context.learned_keys]
+        },
+        compute_numbers=lambda arrays, context: compute_trigger_attention(arrays['first_LPHT'], arrays['trigger_PT']),
         infos=tuple(
             MetricInfo(f'alpha/1/{side}', f'alpha_1 {side}', ATTENTION_SENTENCE) for side in ('trigger', 'other')
         ),
-        is_applicable=lambda setting: setting.triggers,
+        is_applicable=lambda context: context.triggers,
     ),
 )

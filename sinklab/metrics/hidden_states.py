@@ -81,10 +81,10 @@ def count_secondary_sinks(likeness_LPT, first_L) -> float:
 METRICS = (
     Metric(
         inputs=('residual_LPTD',),
-        compute_arrays=lambda residual, setting: (
+        compute_arrays=lambda residual, context: (
             compute_similarities(residual) | {'first_LP': compute_norms(residual[:, :, 0])}
         ),
-        compute_numbers=lambda arrays, setting: (
+        compute_numbers=lambda arrays, context: (
             merge_disjoint(name_by_layer(name, np.mean(arrays[f'{name}_LP'], 1)) for name in ('spectrum', 'mixing'))
             | {'secondary/tokens': count_secondary_sinks(arrays['likeness_LPT'], np.mean(arrays['first_LP'], 1))}
         ),

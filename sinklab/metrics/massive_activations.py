@@ -39,8 +39,8 @@ def compute_activation_statistics(residual_LPTD) -> dict:
 METRICS = (
     Metric(
         inputs=('residual_LPTD',),
-        compute_arrays=lambda residual, setting: compute_activation_statistics(residual),
-        compute_numbers=lambda arrays, setting: merge_disjoint(
+        compute_arrays=lambda residual, context: compute_activation_statistics(residual),
+        compute_numbers=lambda arrays, context: merge_disjoint(
             name_by_layer(f'spike/{name}', np.mean(arrays[f'{name}_LP'], 1)) for name in STATISTICS
         ),
         infos=tuple(
@@ -51,8 +51,8 @@ METRICS = (
     ),
     Metric(
         inputs=('normed_LPTD',),
-        compute_arrays=lambda normed, setting: {'normed_LPT': compute_norms(normed)},
-        compute_numbers=lambda arrays, setting: name_by_layer(
+        compute_arrays=lambda normed, context: {'normed_LPT': compute_norms(normed)},
+        compute_numbers=lambda arrays, context: name_by_layer(
             'norm/normed', compute_first_ratio(np.mean(arrays['normed_LPT'], 1))
         ),
         infos=(

@@ -1,4 +1,4 @@
-"""Metric entries: what a metric reads, computes, saves and shows, and the setting it is computed in.
+"""Metric entries: what a metric reads, computes, saves and shows, and the context it is computed in.
 
 A metric may read these arrays of a forward pass, of L layers and P sequences. S: the learned keys, then the text.
 
@@ -23,11 +23,11 @@ IMPLICIT_KEY_NORMALIZERS = ('plus_one',)  # normalizers that are softmax with a 
 
 
 @dataclasses.dataclass(frozen=True)
-class MetricSetting:
-    """The properties of a model and its texts that metrics need. The first token is key number `columns`."""
+class MetricContext:
+    """The properties of a model and its texts that metrics need. The first token is key number `learned_keys`."""
 
     length: int  # T, of a text
-    columns: int  # keys left of the text: learned keys, and the implicit zero key of `plus_one`
+    learned_keys: int  # keys left of the text: learned keys, and the implicit zero key of `plus_one`
     implicit: bool  # the leftmost column is in no array of the model; `complete_arrays` adds it
     gain: float  # of attention
     keys: int  # J: the first tokens whose importance is reported
@@ -40,21 +40,21 @@ class MetricSetting:
     repeated: bool = False  # all tokens of a text are the same
 
 
-def make_setting(spec: Spec, length: int, columns: int, **overrides: Any) -> MetricSetting:
-    """Make the setting of a model.
+def make_context(spec: Spec, length: int, learned_keys: int, **overrides: Any) -> MetricContext:
+    """Make the context of a model.
 
     Args:
         spec: The spec of the model.
         length: The number of tokens of a text.
-        columns: The number of keys left of the text in the arrays of the model.
-        **overrides: Fields of `MetricSetting` that replace those of the spec.
+        learned_keys: The number of keys left of the text in the arrays of the model.
+        **overrides: Fields of `MetricContext` that replace those of the spec.
     """
     mask, attention = spec.model.mask, spec.model.attention
     window = mask.window if len(spec.model.layer_types) == 1 else None  # None if layers have different windows
     implicit = attention.normalizer in IMPLICIT_KEY_NORMALIZERS
     fields = dict(
         length=length,
-        columns=columns + implicit,
+        learned_keys=learned_keys + implicit,
         implicit=implicit,
         gain=attention.gain,
         keys=min(spec.probe.keys, length),
@@ -63,27 +63,27 @@ def make_setting(spec: Spec, length: int, columns: int, **overrides: Any) -> Met
         reach=min(window or length, mask.block or length, length),
         triggers=spec.data.task == 'backcopy',
     )
-    return MetricSetting(**fields | overrides)
+    return MetricContext(**fields | overrides)
 
 
-def add_implicit_key(attention_TS: Any, setting: MetricSetting) -> Any:
+def add_implicit_key(attention_TS: Any, context: MetricContext) -> Any:
     """Add the implicit column on the left, if there is one: it gets what the row lacks to a sum of `gain`."""
-    if not setting.implicit:
+    if not context.implicit:
         return attention_TS
-    missing_mass = (setting.gain - attention_TS.sum(-1, keepdims=True)).clip(0)
+    missing_mass = (context.gain - attention_TS.sum(-1, keepdims=True)).clip(0)
     return attention_TS.__array_namespace__().concatenate([missing_mass, attention_TS], -1)
 
 
-def extract_arrays(captured: Any, setting: MetricSetting) -> dict[str, Any]:
+def extract_arrays(captured: Any, context: MetricContext) -> dict[str, Any]:
     """Extract the arrays of the `Intermediates` of L layers by name, with the implicit column."""
     arrays = {name: array for name, array in vars(captured).items() if '_B' in name and array is not None}
-    return complete_arrays({name.replace('_B', '_LP'): array for name, array in arrays.items()}, setting)
+    return complete_arrays({name.replace('_B', '_LP'): array for name, array in arrays.items()}, context)
 
 
-def complete_arrays(arrays: dict[str, Any], setting: MetricSetting) -> dict[str, Any]:
+def complete_arrays(arrays: dict[str, Any], context: MetricContext) -> dict[str, Any]:
     """Add the implicit column to attention, keys and values, if there is one."""
-    if setting.implicit and 'attention_LPHTS' in arrays:  # not every layer of an open model has attention
-        arrays['attention_LPHTS'] = add_implicit_key(arrays['attention_LPHTS'], setting)
+    if context.implicit and 'attention_LPHTS' in arrays:  # not every layer of an open model has attention
+        arrays['attention_LPHTS'] = add_implicit_key(arrays['attention_LPHTS'], context)
         for name in ('value_LPSHK', 'key_LPSHK'):
             if name in arrays:
                 xp = arrays[name].__array_namespace__()
@@ -91,18 +91,18 @@ def complete_arrays(arrays: dict[str, Any], setting: MetricSetting) -> dict[str,
     return arrays
 
 
-def complete_key_attention_sums(key_attention_sums: Any, setting: MetricSetting) -> Any:
+def complete_key_attention_sums(key_attention_sums: Any, context: MetricContext) -> Any:
     """Add the implicit column to the key mass, as `extract_arrays` does for attention."""
-    if not setting.implicit:
+    if not context.implicit:
         return key_attention_sums
     xp = key_attention_sums.raw_BHS.__array_namespace__()
-    missing_BH1 = setting.length * (setting.gain - key_attention_sums.abs_weight_sum_BH)[..., None]
+    missing_BH1 = context.length * (context.gain - key_attention_sums.abs_weight_sum_BH)[..., None]
     raw_BHS = xp.concatenate([missing_BH1, key_attention_sums.raw_BHS], -1)
     return dataclasses.replace(
         key_attention_sums,
         raw_BHS=raw_BHS,
-        share_BHS=raw_BHS / setting.gain,
-        abs_weight_sum_BH=xp.full_like(key_attention_sums.abs_weight_sum_BH, setting.gain),
+        share_BHS=raw_BHS / context.gain,
+        abs_weight_sum_BH=xp.full_like(key_attention_sums.abs_weight_sum_BH, context.gain),
     )
 
 
@@ -179,7 +179,7 @@ class FigureSpec:
         return self.array_name.partition('_')[0]
 
 
-def is_always_applicable(setting: MetricSetting) -> bool:
+def is_always_applicable(context: MetricContext) -> bool:
     return True
 
 
@@ -193,14 +193,14 @@ class Metric:
 
     Attributes:
         inputs: Names of the arrays that it reads, which the docstring of this module lists.
-        compute_arrays: Function (*those arrays, setting) -> arrays that the probe returns. It is compiled with the
+        compute_arrays: Function (*those arrays, context) -> arrays that the probe returns. It is compiled with the
             probe.
-        compute_numbers: Function (those arrays as NumPy, setting) -> numbers by name, for metrics.jsonl.
+        compute_numbers: Function (those arrays as NumPy, context) -> numbers by name, for metrics.jsonl.
         infos: The numbers that tables, pages and the documentation show.
         saved_arrays: Names of the arrays of a probe's file. `name_LH` is the mean over the sequences P of `name_LPH`.
         figure: A figure of a saved array, or None.
-        is_applicable: Function setting -> whether the metric exists for this model and these texts.
-        compute_batch_numbers: Function (`KeyAttentionSums` of a training batch, setting) -> numbers, for `log.sinks`;
+        is_applicable: Function context -> whether the metric exists for this model and these texts.
+        compute_batch_numbers: Function (`KeyAttentionSums` of a training batch, context) -> numbers, for `log.sinks`;
             None if the metric cannot be computed from a `KeyAttentionSums`.
         row_function: Function attention_BHTS -> one value a query, for `log.rows`. It is not used with `log.sinks` if
             there are `compute_batch_numbers`, which then give the same number without the weights of all keys.
@@ -208,12 +208,12 @@ class Metric:
 
     inputs: tuple[str, ...] = ()
     compute_arrays: Callable[..., Arrays] = compute_nothing
-    compute_numbers: Callable[[Arrays, MetricSetting], Mapping[str, Any]] = compute_nothing
+    compute_numbers: Callable[[Arrays, MetricContext], Mapping[str, Any]] = compute_nothing
     infos: tuple[MetricInfo, ...] = ()
     saved_arrays: tuple[str, ...] = ()
     figure: FigureSpec | None = None
-    is_applicable: Callable[[MetricSetting], bool] = is_always_applicable
-    compute_batch_numbers: Callable[[Any, MetricSetting], Arrays] | None = None
+    is_applicable: Callable[[MetricContext], bool] = is_always_applicable
+    compute_batch_numbers: Callable[[Any, MetricContext], Arrays] | None = None
     row_function: Callable[[Any], Any] | None = None
 
 
@@ -222,23 +222,23 @@ def make_head_metric(
     compute_value: Callable[..., Any],
     infos: tuple[MetricInfo, ...],
     inputs: tuple[str, ...] = ('attention_LPHTS',),
-    compute_numbers: Callable[[np.ndarray, MetricSetting], dict[str, float]] | None = None,
+    compute_numbers: Callable[[np.ndarray, MetricContext], dict[str, float]] | None = None,
     **fields: Any,
 ) -> Metric:
     """Make a metric entry of one value for each layer, sequence and head.
 
     Args:
         name: The name of the array: `name_LPH` of a probe, saved as its mean over sequences, `name_LH`.
-        compute_value: Function (*arrays that it reads, setting) -> value_LPH.
+        compute_value: Function (*arrays that it reads, context) -> value_LPH.
         infos: The numbers that are shown. Without `compute_numbers` there is one, the mean over all heads.
         inputs: Names of the arrays that `compute_value` reads.
-        compute_numbers: Function (value_LPH, setting) -> numbers by name.
+        compute_numbers: Function (value_LPH, context) -> numbers by name.
         **fields: Further fields of `Metric`.
     """
 
-    def summarize_heads(arrays: Arrays, setting: MetricSetting) -> dict[str, float]:
+    def summarize_heads(arrays: Arrays, context: MetricContext) -> dict[str, float]:
         value_LPH = arrays[f'{name}_LPH']
-        return compute_numbers(value_LPH, setting) if compute_numbers else {infos[0].name: float(np.mean(value_LPH))}
+        return compute_numbers(value_LPH, context) if compute_numbers else {infos[0].name: float(np.mean(value_LPH))}
 
     return Metric(
         inputs,
@@ -261,7 +261,7 @@ def make_row_metric(name: str, row_function: Callable[[Any], Any], info: MetricI
     """
     return make_head_metric(
         name,
-        lambda attention, setting: row_function(attention).mean(-1),
+        lambda attention, context: row_function(attention).mean(-1),
         (info,),
         row_function=row_function,
         **fields,

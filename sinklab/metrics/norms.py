@@ -5,8 +5,8 @@ import numpy as np
 from sinklab.metrics.metric import (
     FigureSpec,
     Metric,
+    MetricContext,
     MetricInfo,
-    MetricSetting,
     make_head_metric,
 )
 from sinklab.metrics.sink import EPSILON
@@ -36,9 +36,9 @@ def compute_block_ratios(norm_LPT) -> dict[str, float]:
     return {f'norm/ratio/{layer:02}': float(value) for layer, value in enumerate(ratios, 1)}
 
 
-def compute_text_norms(array_LPSHK, setting: MetricSetting):
+def compute_text_norms(array_LPSHK, context: MetricContext):
     """Compute the mean over heads of the norms of keys or values of the text, _LPT."""
-    return compute_norms(array_LPSHK[:, :, setting.columns :]).mean(-1)
+    return compute_norms(array_LPSHK[:, :, context.learned_keys :]).mean(-1)
 
 
 def compare_first_with_others(name: str, norm_LPT) -> dict[str, float]:
@@ -62,8 +62,8 @@ def make_first_token_metric(name: str, title: str, caption: str) -> Metric:
     """Make the metric that compares the first key or value of the text with the others."""
     return Metric(
         inputs=(f'{name}_LPSHK',),
-        compute_arrays=lambda array, setting: {f'{name}_LPT': compute_text_norms(array, setting)},
-        compute_numbers=lambda arrays, setting: compare_first_with_others(name, arrays[f'{name}_LPT']),
+        compute_arrays=lambda array, context: {f'{name}_LPT': compute_text_norms(array, context)},
+        compute_numbers=lambda arrays, context: compare_first_with_others(name, arrays[f'{name}_LPT']),
         infos=make_norm_infos(name),
         saved_arrays=(f'{name}_LT',),
         figure=FigureSpec('ratios', f'{name}_LT', title, 'norm ratio', caption, transform=compute_first_ratio),
@@ -73,8 +73,8 @@ def make_first_token_metric(name: str, title: str, caption: str) -> Metric:
 METRICS = (
     Metric(
         inputs=('residual_LPTD',),
-        compute_arrays=lambda residual, setting: {'norm_LPT': compute_norms(residual)},
-        compute_numbers=lambda arrays, setting: compute_block_ratios(arrays['norm_LPT']),
+        compute_arrays=lambda residual, context: {'norm_LPT': compute_norms(residual)},
+        compute_numbers=lambda arrays, context: compute_block_ratios(arrays['norm_LPT']),
         infos=(MetricInfo('norm/ratio/{k}', 'norm ratio {k}', HIDDEN_SENTENCE),),
         saved_arrays=('norm_LT',),
         figure=FigureSpec(
@@ -91,10 +91,10 @@ METRICS = (
 )
 
 
-def compute_first_contribution(attention_LPHTS, value_LPSHK, head_LPTHK, setting: MetricSetting):
+def compute_first_contribution(attention_LPHTS, value_LPSHK, head_LPTHK, context: MetricContext):
     """Compute the mean over the queries i > 1 of ||A_i1 v_1|| / ||o_i||, _LPH; 0 where the output is 0."""
-    weight_LPTH = abs(attention_LPHTS[..., setting.columns]).swapaxes(-1, -2)
-    added_LPTH = weight_LPTH * compute_norms(value_LPSHK[:, :, setting.columns, None])
+    weight_LPTH = abs(attention_LPHTS[..., context.learned_keys]).swapaxes(-1, -2)
+    added_LPTH = weight_LPTH * compute_norms(value_LPSHK[:, :, context.learned_keys, None])
     return (added_LPTH / compute_norms(head_LPTHK).clip(EPSILON))[:, :, 1:].mean(2)
 
 

@@ -6,8 +6,8 @@ from sinklab.config.spec import MAX_RELATIVE_DISTANCE
 from sinklab.metrics.metric import (
     Arrays,
     Metric,
+    MetricContext,
     MetricInfo,
-    MetricSetting,
     name_by_layer,
 )
 from sinklab.metrics.norms import compute_norms
@@ -43,7 +43,7 @@ def apply_last_row_by_distance(share_TS):
     return weight_TS / weight_TS.sum(-1, keepdims=True).clip(MIN_WEIGHT_SUM)
 
 
-def compute_bound_violations(attention, query, key, setting: MetricSetting) -> Arrays:
+def compute_bound_violations(attention, query, key, context: MetricContext) -> Arrays:
     """Compute how far normalized attention violates the propositions on texts of one repeated token.
 
     Returns:
@@ -52,11 +52,11 @@ def compute_bound_violations(attention, query, key, setting: MetricSetting) -> A
         relative_LPH: the largest distance from a softmax of the distance alone.
         bound_LPH: the largest excess over the bound of Proposition 4.
     """
-    share = normalize_rows(attention)[..., setting.columns :]
-    xp, position_T = share.__array_namespace__(), np.arange(1, setting.length + 1)
-    even_TS = np.tri(setting.length) / position_T[:, None]
+    share = normalize_rows(attention)[..., context.learned_keys :]
+    xp, position_T = share.__array_namespace__(), np.arange(1, context.length + 1)
+    even_TS = np.tri(context.length) / position_T[:, None]
     product_LPH = (
-        compute_norms(query).max(2) * compute_norms(key[:, :, setting.columns :]).max(2) / query.shape[-1] ** 0.5
+        compute_norms(query).max(2) * compute_norms(key[:, :, context.learned_keys :]).max(2) / query.shape[-1] ** 0.5
     )
     bound = 1 / (1 + (position_T - 1) * xp.exp(-2 * product_LPH)[..., None])
     return {
@@ -67,7 +67,7 @@ def compute_bound_violations(attention, query, key, setting: MetricSetting) -> A
     }
 
 
-def compute_proposition_numbers(arrays: Arrays, setting: MetricSetting) -> dict[str, float]:
+def compute_proposition_numbers(arrays: Arrays, context: MetricContext) -> dict[str, float]:
     names = {'uneven': 'uneven', 'first': 'above', 'relative': 'relative', 'bound': 'bound'}
     return {f'repeated/{name}': float(np.max(arrays[f'{array}_LPH'])) for name, array in names.items()}
 
@@ -97,12 +97,12 @@ def judge_propositions(position: str, numbers: dict[str, float | None]) -> list[
 METRICS = (
     Metric(
         inputs=('residual_LPTD',),
-        compute_arrays=lambda residual, setting: {'spread_LP': compute_spread(residual)},
-        compute_numbers=lambda arrays, setting: name_by_layer('repeated/spread', np.max(arrays['spread_LP'], 1)),
+        compute_arrays=lambda residual, context: {'spread_LP': compute_spread(residual)},
+        compute_numbers=lambda arrays, context: name_by_layer('repeated/spread', np.max(arrays['spread_LP'], 1)),
         infos=(
             MetricInfo('repeated/spread/{k}', 'spread {k}', 'The largest ||h_t - h_1|| / ||h_1|| after each block.'),
         ),
-        is_applicable=lambda setting: setting.repeated,
+        is_applicable=lambda context: context.repeated,
     ),
     Metric(
         inputs=('attention_LPHTS', 'query_LPTHK', 'key_LPSHK'),
@@ -124,6 +124,6 @@ METRICS = (
                 'positions (Proposition 4).',
             ),
         ),
-        is_applicable=lambda setting: setting.repeated,
+        is_applicable=lambda context: context.repeated,
     ),
 )

@@ -21,8 +21,8 @@ from sinklab.metrics import (
 from sinklab.metrics.metric import (
     Arrays,
     Metric,
+    MetricContext,
     MetricInfo,
-    MetricSetting,
     add_implicit_key,
     complete_key_attention_sums,
     extract_arrays,
@@ -56,20 +56,20 @@ HEADLINE_METRIC = next(info for info in METRIC_INFOS if info.name == 'sink/1')
 HEADLINE_FIGURE = next(figure for figure in FIGURES if figure.array_name == 'alpha_LPHJ')
 
 
-def select_applicable(setting: MetricSetting, metrics: Metrics = METRICS) -> list[Metric]:
-    return [metric for metric in metrics if metric.is_applicable(setting)]
+def select_applicable(context: MetricContext, metrics: Metrics = METRICS) -> list[Metric]:
+    return [metric for metric in metrics if metric.is_applicable(context)]
 
 
-def compute_probe_arrays(captured: Any, setting: MetricSetting, metrics: Metrics = METRICS) -> Arrays:
+def compute_probe_arrays(captured: Any, context: MetricContext, metrics: Metrics = METRICS) -> Arrays:
     """Compute the arrays of all metrics from the `Intermediates` of L layers."""
-    return compute_arrays(extract_arrays(captured, setting), setting, metrics)
+    return compute_arrays(extract_arrays(captured, context), context, metrics)
 
 
-def compute_arrays(forward: Arrays, setting: MetricSetting, metrics: Metrics) -> Arrays:
+def compute_arrays(forward: Arrays, context: MetricContext, metrics: Metrics) -> Arrays:
     """Compute the arrays of metrics from the arrays of a forward pass."""
     return merge_disjoint(
-        metric.compute_arrays(*(forward[name] for name in metric.inputs), setting)
-        for metric in select_applicable(setting, metrics)
+        metric.compute_arrays(*(forward[name] for name in metric.inputs), context)
+        for metric in select_applicable(context, metrics)
     )
 
 
@@ -88,12 +88,12 @@ def select_by_name(names: Collection[str], metrics: Metrics) -> Metrics:
     return tuple(metric for metric in metrics if any(gives(metric, name) for name in names))
 
 
-def compute_numbers(arrays: Arrays, setting: MetricSetting, metrics: Metrics = METRICS) -> dict[str, float]:
+def compute_numbers(arrays: Arrays, context: MetricContext, metrics: Metrics = METRICS) -> dict[str, float]:
     """Compute the numbers that a probe adds to metrics.jsonl."""
-    return merge_disjoint(metric.compute_numbers(arrays, setting) for metric in select_applicable(setting, metrics))
+    return merge_disjoint(metric.compute_numbers(arrays, context) for metric in select_applicable(context, metrics))
 
 
-def get_row_functions(setting: MetricSetting, has_key_mass: bool) -> dict[str, Callable[[Any], Any]]:
+def get_row_functions(context: MetricContext, has_key_mass: bool) -> dict[str, Callable[[Any], Any]]:
     """Return the functions of metrics of whole rows of attention, by name.
 
     Each takes attention_BHTS of some queries and returns one value for each query. With a key mass, metrics that
@@ -101,33 +101,33 @@ def get_row_functions(setting: MetricSetting, has_key_mass: bool) -> dict[str, C
     """
     metrics = [
         metric
-        for metric in select_applicable(setting)
+        for metric in select_applicable(context)
         if metric.row_function and (metric.compute_batch_numbers is None or not has_key_mass)
     ]
     return {
         metric.infos[0].name: lambda attention, metric=metric: metric.row_function(
-            add_implicit_key(attention, setting)
+            add_implicit_key(attention, context)
         )
         for metric in metrics
     }
 
 
-def compute_batch_metrics(captured: Any, setting: MetricSetting) -> Arrays:
+def compute_batch_metrics(captured: Any, context: MetricContext) -> Arrays:
     """Compute the numbers NAME/context of a training batch from its key masses and row means."""
     numbers = {name: value.mean() for name, value in (captured.row_means or {}).items()}
     if captured.key_attention_sums is not None:
-        key_attention_sums = complete_key_attention_sums(captured.key_attention_sums, setting)
+        key_attention_sums = complete_key_attention_sums(captured.key_attention_sums, context)
         numbers |= merge_disjoint(
-            metric.compute_batch_numbers(key_attention_sums, setting)
-            for metric in select_applicable(setting)
+            metric.compute_batch_numbers(key_attention_sums, context)
+            for metric in select_applicable(context)
             if metric.compute_batch_numbers is not None
         )
     return {f'{name}/context': value for name, value in numbers.items()}
 
 
-def select_saved_arrays(arrays: Arrays, setting: MetricSetting, metrics: Metrics = METRICS) -> dict[str, np.ndarray]:
+def select_saved_arrays(arrays: Arrays, context: MetricContext, metrics: Metrics = METRICS) -> dict[str, np.ndarray]:
     """Select the arrays that a probe file stores: `name_LH` is the mean of `name_LPH` over sequences."""
-    names = [name for metric in select_applicable(setting, metrics) for name in metric.saved_arrays]
+    names = [name for metric in select_applicable(context, metrics) for name in metric.saved_arrays]
     return {name: arrays[name] if name in arrays else arrays[name.replace('_L', '_LP')].mean(1) for name in names}
 
 

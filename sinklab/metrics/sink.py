@@ -1,7 +1,7 @@
 """Attention-sink metrics (Gu et al., ICLR 2025, section 3).
 
-An attention matrix has T queries and columns + T keys. Columns, if there are any, come before the keys of the text,
-so the first token is the key with the index `columns`. A column is a learned key, or the zero key of `plus_one`.
+An attention matrix has T queries and learned_keys + T keys. Learned keys, if there are any, come before the keys of
+the text, so the first token is the key with the index `learned_keys`. The zero key of `plus_one` counts as one.
 """
 
 from collections.abc import Callable
@@ -13,8 +13,8 @@ from sinklab.metrics.metric import (
     Arrays,
     FigureSpec,
     Metric,
+    MetricContext,
     MetricInfo,
-    MetricSetting,
     make_head_metric,
     make_row_metric,
     merge_disjoint,
@@ -36,9 +36,9 @@ def normalize_rows(attention_TS):
     return abs(attention_TS) / (compute_abs_row_sum(attention_TS)[..., None] + EPSILON)
 
 
-def compute_importance(attention_TS, keys: int, columns: int = 0, prefix: int = 0):
+def compute_importance(attention_TS, keys: int, learned_keys: int = 0, prefix: int = 0):
     """Compute alpha_k = sum_i A_ik / (number of queries that can see k) for the tokens k = 1..keys."""
-    received_J = attention_TS[..., columns : columns + keys].sum(-2)
+    received_J = attention_TS[..., learned_keys : learned_keys + keys].sum(-2)
     return received_J / count_queries(attention_TS.shape[-2], keys, prefix)
 
 
@@ -48,9 +48,9 @@ def count_queries(length: int, keys: int, prefix: int = 0):
     return length - np.where(position_J < prefix, 0, position_J)
 
 
-def compute_column_importance(attention_TS, columns: int):
+def compute_learned_key_importance(attention_TS, learned_keys: int):
     """Compute alpha_* of each learned key: its mean attention over the T queries of the text."""
-    return attention_TS[..., :columns].mean(-2)
+    return attention_TS[..., :learned_keys].mean(-2)
 
 
 def add_own_query(alpha, length: int):
@@ -61,15 +61,15 @@ def add_own_query(alpha, length: int):
     return (1 + length * alpha) / (length + 1)
 
 
-def compute_importance_in_reach(attention_TS, reach: int, columns: int = 0):
+def compute_importance_in_reach(attention_TS, reach: int, learned_keys: int = 0):
     """Compute alpha_1 over the queries 1..reach, if a window or block hides the first token from the others."""
-    return attention_TS[..., :reach, columns].mean(-1)
+    return attention_TS[..., :reach, learned_keys].mean(-1)
 
 
-def compute_window_edge(attention_TS, window: int, columns: int = 0):
+def compute_window_edge(attention_TS, window: int, learned_keys: int = 0):
     """Compute the mean of A_i,i-w+1 over the queries i > w: the attention to the first key of their windows."""
     query_T = np.arange(window, attention_TS.shape[-2])
-    return attention_TS[..., query_T, columns + query_T - window + 1].mean(-1)
+    return attention_TS[..., query_T, learned_keys + query_T - window + 1].mean(-1)
 
 
 def is_sink(alpha, threshold: float = SINK_THRESHOLD):
@@ -87,17 +87,20 @@ def summarize_importance(name: str, alpha) -> dict[str, float]:
     return {f'sink/{name}': compute_sink_rate(alpha), f'alpha/{name}': float(np.mean(alpha))}
 
 
-def compute_uniform_importance(length: int, columns: int = 0, prefix: int = 0, reach: int | None = None) -> float:
+def compute_uniform_importance(
+    length: int, learned_keys: int = 0, prefix: int = 0, reach: int | None = None
+) -> float:
     """Compute alpha_1 of uniform attention; for a causal mask the harmonic number of T, over T (0.0741 at T = 64).
 
-    The i-th query sees max(i, prefix) tokens and the columns; those after the `reach` first ones do not see token 1.
+    The i-th query sees max(i, prefix) tokens and the learned keys; those after the `reach` first ones do not see
+    token 1.
     """
-    visible_T = np.maximum(np.arange(1, length + 1), prefix) + columns
+    visible_T = np.maximum(np.arange(1, length + 1), prefix) + learned_keys
     return float(np.sum(1 / visible_T[:reach]) / length)
 
 
-def compute_uniform_alpha(setting: MetricSetting) -> float:
-    return compute_uniform_importance(setting.length, setting.columns, setting.prefix, setting.reach)
+def compute_uniform_alpha(context: MetricContext) -> float:
+    return compute_uniform_importance(context.length, context.learned_keys, context.prefix, context.reach)
 
 
 def compute_sink_numbers(alpha_LPHJ, uniform_alpha: float) -> dict[str, float]:
@@ -125,11 +128,11 @@ def summarize_batch_importance(name: str, alpha_BH) -> Arrays:
     return {f'sink/{name}': 100 * is_sink(alpha_BH).mean(), f'alpha/{name}': alpha_BH.mean()}
 
 
-def compute_first_token_batch_numbers(key_attention_sums: Any, setting: MetricSetting) -> Arrays:
-    share_BHJ = key_attention_sums.share_BHS[..., setting.columns :]
-    alpha_BHJ = share_BHJ / count_queries(setting.length, share_BHJ.shape[-1], setting.prefix)
+def compute_first_token_batch_numbers(key_attention_sums: Any, context: MetricContext) -> Arrays:
+    share_BHJ = key_attention_sums.share_BHS[..., context.learned_keys :]
+    alpha_BHJ = share_BHJ / count_queries(context.length, share_BHJ.shape[-1], context.prefix)
     tokens = (summarize_batch_importance(str(k + 1), alpha_BHJ[..., k]) for k in range(alpha_BHJ.shape[-1]))
-    return merge_disjoint(tokens) | {'alpha/floor': np.float32(compute_uniform_alpha(setting))}
+    return merge_disjoint(tokens) | {'alpha/floor': np.float32(compute_uniform_alpha(context))}
 
 
 def make_importance_infos(name: str, sentence: str, **flags: bool) -> tuple[MetricInfo, MetricInfo]:
@@ -158,11 +161,13 @@ def make_importance_metric(
 METRICS = (
     Metric(
         inputs=('attention_LPHTS',),
-        compute_arrays=lambda attention, setting: {
-            'alpha_LPHJ': compute_importance(normalize_rows(attention), setting.keys, setting.columns, setting.prefix)
+        compute_arrays=lambda attention, context: {
+            'alpha_LPHJ': compute_importance(
+                normalize_rows(attention), context.keys, context.learned_keys, context.prefix
+            )
         },
-        compute_numbers=lambda arrays, setting: compute_sink_numbers(
-            arrays['alpha_LPHJ'], compute_uniform_alpha(setting)
+        compute_numbers=lambda arrays, context: compute_sink_numbers(
+            arrays['alpha_LPHJ'], compute_uniform_alpha(context)
         ),
         infos=(
             MetricInfo(
@@ -192,50 +197,54 @@ METRICS = (
     ),
     make_head_metric(
         'star',
-        lambda attention, setting: compute_column_importance(normalize_rows(attention), setting.columns).max(-1),
+        lambda attention, context: compute_learned_key_importance(
+            normalize_rows(attention), context.learned_keys
+        ).max(-1),
         (
             *make_importance_infos(
                 'star', f'{LEARNED_KEY_SENTENCE}, including its own query.', in_table=True, in_sweep=True
             ),
             *make_importance_infos('star/clean', f'{LEARNED_KEY_SENTENCE}, without its own query.'),
         ),
-        compute_numbers=lambda star_LPH, setting: (
-            summarize_importance('star', add_own_query(star_LPH, setting.length))
+        compute_numbers=lambda star_LPH, context: (
+            summarize_importance('star', add_own_query(star_LPH, context.length))
             | summarize_importance('star/clean', star_LPH)
         ),
-        is_applicable=lambda setting: setting.columns > 0,
-        compute_batch_numbers=lambda key_attention_sums, setting: summarize_batch_importance(
-            'star/clean', key_attention_sums.share_BHS[..., : setting.columns].max(-1) / setting.length
+        is_applicable=lambda context: context.learned_keys > 0,
+        compute_batch_numbers=lambda key_attention_sums, context: summarize_batch_importance(
+            'star/clean', key_attention_sums.share_BHS[..., : context.learned_keys].max(-1) / context.length
         ),
     ),
     make_importance_metric(
         'raw',
         '1/raw',
         'The same with A_ij itself instead of the proxy |A_ij| / sum_j |A_ij|.',
-        lambda attention, setting: compute_importance(attention, 1, setting.columns)[..., 0],
-        compute_batch_numbers=lambda key_attention_sums, setting: summarize_batch_importance(
-            '1/raw', key_attention_sums.raw_BHS[..., setting.columns] / setting.length
+        lambda attention, context: compute_importance(attention, 1, context.learned_keys)[..., 0],
+        compute_batch_numbers=lambda key_attention_sums, context: summarize_batch_importance(
+            '1/raw', key_attention_sums.raw_BHS[..., context.learned_keys] / context.length
         ),
     ),
     make_importance_metric(
         'within',
         '1/window',
         'The same over only the queries whose window or block contains the first token.',
-        lambda attention, setting: compute_importance_in_reach(
-            normalize_rows(attention), setting.reach, setting.columns
+        lambda attention, context: compute_importance_in_reach(
+            normalize_rows(attention), context.reach, context.learned_keys
         ),
         in_sweep=True,
-        is_applicable=lambda setting: setting.reach < setting.length,
+        is_applicable=lambda context: context.reach < context.length,
     ),
     make_importance_metric(
         'edge',
         'edge',
         "The same for the first key of each query's attention window instead of token 1.",
-        lambda attention, setting: compute_window_edge(normalize_rows(attention), setting.window, setting.columns),
-        is_applicable=lambda setting: setting.window is not None,
+        lambda attention, context: compute_window_edge(
+            normalize_rows(attention), context.window, context.learned_keys
+        ),
+        is_applicable=lambda context: context.window is not None,
     ),
     Metric(
-        compute_numbers=lambda arrays, setting: compute_prefix_numbers(arrays['alpha_LPHJ'][..., : setting.prefix]),
+        compute_numbers=lambda arrays, context: compute_prefix_numbers(arrays['alpha_LPHJ'][..., : context.prefix]),
         infos=(
             MetricInfo(
                 'sink/prefix',
@@ -253,7 +262,7 @@ METRICS = (
                 1,
             ),
         ),
-        is_applicable=lambda setting: setting.prefix > 0,
+        is_applicable=lambda context: context.prefix > 0,
     ),
     make_row_metric(
         'mass',
@@ -267,13 +276,13 @@ METRICS = (
             in_table=True,
             in_sweep=True,
         ),
-        compute_batch_numbers=lambda key_attention_sums, setting: {
+        compute_batch_numbers=lambda key_attention_sums, context: {
             'mass/row': key_attention_sums.abs_weight_sum_BH.mean()
         },
     ),
     Metric(
         inputs=('attention_LPHTS',),
-        compute_arrays=lambda attention, setting: {
+        compute_arrays=lambda attention, context: {
             'attention_LHTS': normalize_rows(attention)[:, 0].astype(np.float16)
         },
         saved_arrays=('attention_LHTS',),

@@ -5,15 +5,15 @@ import numpy as np
 from sinklab.metrics.metric import (
     Arrays,
     Metric,
+    MetricContext,
     MetricInfo,
-    MetricSetting,
     merge_disjoint,
     name_by_layer,
 )
 from sinklab.metrics.norms import compute_norms
 from sinklab.metrics.sink import (
-    compute_column_importance,
     compute_importance,
+    compute_learned_key_importance,
     compute_sink_rate,
     count_queries,
     is_sink,
@@ -26,29 +26,31 @@ NORM_RATIO_SENTENCE = (
 )
 
 
-def compute_sink_positions(attention, setting: MetricSetting) -> Arrays:
+def compute_sink_positions(attention, context: MetricContext) -> Arrays:
     """Find the position (from 0) and alpha of the token with the largest alpha among those of the first half.
 
     The mean of alpha over heads is returned for all of these tokens, as received_LPJ.
     """
-    alpha_LPHJ = compute_importance(normalize_rows(attention), setting.length // 2, setting.columns, setting.prefix)
+    alpha_LPHJ = compute_importance(
+        normalize_rows(attention), context.length // 2, context.learned_keys, context.prefix
+    )
     return {'place_LPH': alpha_LPHJ.argmax(-1), 'most_LPH': alpha_LPHJ.max(-1), 'received_LPJ': alpha_LPHJ.mean(2)}
 
 
-def compute_position_numbers(arrays: Arrays, setting: MetricSetting) -> dict[str, float]:
+def compute_position_numbers(arrays: Arrays, context: MetricContext) -> dict[str, float]:
     position, has_sink = arrays['place_LPH'], is_sink(arrays['most_LPH'])
     count = max(1, int(has_sink.sum()))
     position_rates = {
-        f'place/{k + 1}': 100 * float((has_sink & (position == k)).sum()) / count for k in range(setting.keys)
+        f'place/{k + 1}': 100 * float((has_sink & (position == k)).sum()) / count for k in range(context.keys)
     }
-    beyond = 100 * float((has_sink & (position >= setting.keys)).sum()) / count
+    beyond = 100 * float((has_sink & (position >= context.keys)).sum()) / count
     return {'sink/any': compute_sink_rate(arrays['most_LPH'])} | position_rates | {'place/beyond': beyond}
 
 
-def compute_sink_token_arrays(attention, sink, setting: MetricSetting) -> Arrays:
+def compute_sink_token_arrays(attention, sink, context: MetricContext) -> Arrays:
     """Compute the norm of sink tokens, and their mean alpha over heads, which excludes an implicit key."""
-    first, count = setting.columns - sink.shape[-2], sink.shape[-2]
-    alpha_LPHC = compute_column_importance(normalize_rows(attention)[..., first:], count)
+    first, count = context.learned_keys - sink.shape[-2], sink.shape[-2]
+    alpha_LPHC = compute_learned_key_importance(normalize_rows(attention)[..., first:], count)
     return {'column_LPC': compute_norms(sink), 'received_LPC': alpha_LPHC.mean(2)}
 
 
@@ -64,28 +66,28 @@ def compute_sink_norm_ratio(arrays: Arrays) -> np.ndarray:
     return sink_norm_LP.mean(1) / others_LP.mean(1)
 
 
-def compute_length_importance(attention, setting: MetricSetting) -> Arrays:
+def compute_length_importance(attention, context: MetricContext) -> Arrays:
     """Compute alpha_k of the first N tokens of each text for all lengths N, as length_LPHJN.
 
     With a causal mask, attention does not depend on later tokens, so that one forward pass has all lengths.
     """
-    share = normalize_rows(attention)[..., setting.columns : setting.columns + setting.keys]
+    share = normalize_rows(attention)[..., context.learned_keys : context.learned_keys + context.keys]
     alphas = [
-        share[..., :length, :].sum(-2) / count_queries(length, setting.keys, setting.prefix)
-        for length in setting.lengths
+        share[..., :length, :].sum(-2) / count_queries(length, context.keys, context.prefix)
+        for length in context.lengths
     ]
     return {'length_LPHJN': share.__array_namespace__().stack(alphas, -1)}
 
 
-def compute_length_numbers(arrays: Arrays, setting: MetricSetting) -> dict[str, float]:
+def compute_length_numbers(arrays: Arrays, context: MetricContext) -> dict[str, float]:
     return merge_disjoint(
         {f'alpha/{k + 1}/T{length}': float(alpha.mean())}
         | {
             f'sink/{k + 1}/T{length}@{threshold:g}': compute_sink_rate(alpha, threshold)
-            for threshold in setting.thresholds
+            for threshold in context.thresholds
         }
-        for n, length in enumerate(setting.lengths)
-        for k in range(min(setting.keys, length))
+        for n, length in enumerate(context.lengths)
+        for k in range(min(context.keys, length))
         for alpha in [arrays['length_LPHJN'][..., k, n]]
     )
 
@@ -114,7 +116,7 @@ METRICS = (
     ),
     Metric(
         inputs=('attention_LPHTS', 'residual_LPTD'),  # through the arrays that other metrics compute from them
-        compute_numbers=lambda arrays, setting: name_by_layer('norm/own', compute_sink_norm_ratio(arrays)),
+        compute_numbers=lambda arrays, context: name_by_layer('norm/own', compute_sink_norm_ratio(arrays)),
         infos=(MetricInfo('norm/own/{k}', 'own ratio {k}', NORM_RATIO_SENTENCE),),
     ),
     Metric(
@@ -132,6 +134,6 @@ METRICS = (
             ),
         ),
         saved_arrays=('length_LPHJN',),
-        is_applicable=lambda setting: bool(setting.lengths),
+        is_applicable=lambda context: bool(context.lengths),
     ),
 )

@@ -87,7 +87,7 @@ def make_attention_spec(
 
     `position_BT` and `mask` are those of the text, without a sink token.
     """
-    learned_kv = LEARNED_KV_KINDS[model.columns.kind]
+    learned_kv = LEARNED_KV_KINDS[model.learned_kv.kind]
     query_BT = learned_kv.tokens_class.shift_positions(position_BT)
     xp = np if isinstance(query_BT, np.ndarray) else jnp
     key_BS = xp.pad(query_BT, ((0, 0), (learned_kv.num_keys - learned_kv.tokens_class.num_tokens, 0)))
@@ -107,7 +107,7 @@ def make_attention_problem(model: spec.ModelConfig, length: int) -> AttentionPro
     A document mask is represented by that of three documents. The problem has a smaller one for the verification of
     backends, with fewer tokens and with two heads, which share their keys if some heads of the model do.
     """
-    learned_kv, document_BT = LEARNED_KV_KINDS[model.columns.kind], None
+    learned_kv, document_BT = LEARNED_KV_KINDS[model.learned_kv.kind], None
     if model.mask.document:
         document_BT = jnp.asarray(example_specs.make_document_starts(length))
     relative = POSITIONS[model.position](model, 1, nnx.Rngs(0)).make_relative_bias()
@@ -133,7 +133,7 @@ def count_attended_kv_heads(model: spec.ModelConfig) -> int:
     These are the heads of the key and value projections, unless each query head has keys or values of its own:
     learned keys, or values that a gate reads or multiplies.
     """
-    learned_kv, gate = LEARNED_KV_KINDS[model.columns.kind], GATES[model.gate]
+    learned_kv, gate = LEARNED_KV_KINDS[model.learned_kv.kind], GATES[model.gate]
     has_learned_keys = learned_kv.num_keys > learned_kv.tokens_class.num_tokens
     has_gated_values = gate is not None and 'value' in (gate.input, gate.target)
     return model.heads if has_learned_keys or has_gated_values else model.num_kv_heads
@@ -337,7 +337,7 @@ class SelfAttention(nnx.Module):
         self.query_norm = make_head_norm(model.qk_norm, model, width)
         self.key_norm = make_head_norm(model.qk_norm, model, width)
         self.feature_map = FEATURE_MAPS[model.attention.feature_map](model, rngs)
-        self.columns = LEARNED_KV_KINDS[model.columns.kind](model, value_width, rngs)
+        self.learned_kv = LEARNED_KV_KINDS[model.learned_kv.kind](model, value_width, rngs)
         self.num_attended_kv_heads = count_attended_kv_heads(model)
         self.exclusion = Exclusion(model)
         self.head_norm = make_head_norm(model.head_norm, model, value_width)
@@ -354,10 +354,10 @@ class SelfAttention(nnx.Module):
         )
         gated_BTGK = self.gate('value', value_BTGK, x_BTD, value_BTGK)
         head_BTHK, intermediates = context.attend(
-            self.query_norm(query_BTHK), key_BTGK, gated_BTGK, self.feature_map, self.columns
+            self.query_norm(query_BTHK), key_BTGK, gated_BTGK, self.feature_map, self.learned_kv
         )
         head_BTHK = self.exclusion(head_BTHK, repeat_kv(gated_BTGK, head_BTHK.shape[2]))
-        head_BTHK = self.head_norm(self.columns.add_value(head_BTHK))
+        head_BTHK = self.head_norm(self.learned_kv.add_value(head_BTHK))
         head_BTHK = self.gate('output', head_BTHK, x_BTD, value_BTGK)
         return self.combine(head_BTHK, x_BTD), intermediates
 

@@ -85,8 +85,8 @@ class LearnedKey(LearnedKV):
     num_keys = 1
 
     def __init__(self, model, value_width, rngs):
-        self.key_HK = make_vector_param(model, model.columns.key_width or model.head_width, rngs)
-        self.direction, self.value_norm = VALUE_DIRECTIONS[model.columns.value], model.columns.value_norm or 0.0
+        self.key_HK = make_vector_param(model, model.learned_kv.key_width or model.head_width, rngs)
+        self.direction, self.value_norm = VALUE_DIRECTIONS[model.learned_kv.value], model.learned_kv.value_norm or 0.0
 
     def prepend(self, key_BSHK, value_BSHK):
         value_HK = self.value_norm * self.direction(value_BSHK.shape[-1])[None]
@@ -102,7 +102,7 @@ class LearnedKeyValue(LearnedKV):
     num_keys = 1
 
     def __init__(self, model, value_width, rngs):
-        self.key_HK = make_vector_param(model, model.columns.key_width or model.head_width, rngs)
+        self.key_HK = make_vector_param(model, model.learned_kv.key_width or model.head_width, rngs)
         self.value_HK = make_vector_param(model, value_width, rngs)
 
     def prepend(self, key_BSHK, value_BSHK):
@@ -140,7 +140,7 @@ class LearnedValue(LearnedKV):
 
 def make_vector_param(model: spec.ModelConfig, width: int, rngs: nnx.Rngs) -> nnx.Param:
     """Make a learned vector for each head, or one for all heads."""
-    num_vectors, head_axis = (1, None) if model.columns.shared else (model.heads, 'heads')
+    num_vectors, head_axis = (1, None) if model.learned_kv.shared else (model.heads, 'heads')
     return make_normal_param(rngs, (num_vectors, width), INIT_STD, (head_axis, None), inputs=None)
 
 
@@ -171,4 +171,4 @@ LEARNED_KV_KINDS = {
 
 
 def count_learned_kv(model: spec.ModelConfig) -> int:
-    return LEARNED_KV_KINDS[model.columns.kind].num_keys
+    return LEARNED_KV_KINDS[model.learned_kv.kind].num_keys

@@ -187,7 +187,7 @@ class StreamingContext:
             [self.compute_mask(*query_key_group) for query_key_group in query_key_groups], -1
         )[:, None]
         weight_BHTS, _ = reference.compute_weights(
-            score_BHTS, visible_B1TS, attention_operation, LEARNED_KV_KINDS[self.model.columns.kind].num_keys
+            score_BHTS, visible_B1TS, attention_operation, LEARNED_KV_KINDS[self.model.learned_kv.kind].num_keys
         )
         value_BSGK = jnp.concatenate([keys.key_values.value_BSGK for _, keys in query_key_groups], 1)
         weight_BGXS = weight_BHTS.reshape(weight_BHTS.shape[0], value_BSGK.shape[2], -1, weight_BHTS.shape[-1])
@@ -212,7 +212,7 @@ class StreamingContext:
         is_cached = (lag_BTS <= self.cache_config.num_recent) | (token_index_B1S < self.cache_config.num_first)
         window = self.model.mask.window or HIDDEN_INDEX
         is_in_window = (distance_BTS < window) | (
-            token_index_B1S < LEARNED_KV_KINDS[self.model.columns.kind].tokens_class.num_tokens
+            token_index_B1S < LEARNED_KV_KINDS[self.model.learned_kv.kind].tokens_class.num_tokens
         )
         return (lag_BTS >= 0) & is_cached & is_in_window
 

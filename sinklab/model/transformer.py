@@ -77,7 +77,7 @@ class Block(nnx.Module):
         norms = self.ffn_norms
         sum_BTD = constrain_sharding(x_BTD + norms.after(self.ffn(norms.before(x_BTD))), 'batch', None, None)
         if context.edit is not None:
-            num_tokens = self.attention.columns.tokens_class.num_tokens
+            num_tokens = self.attention.learned_kv.tokens_class.num_tokens
             sum_BTD = context.edit('residual', sum_BTD[:, :, None], num_tokens)[:, :, 0]
         if context.capture:
             intermediates = dataclasses.replace(intermediates, normed_BTD=normed_BTD, residual_BTD=sum_BTD)
@@ -96,7 +96,7 @@ class Transformer(nnx.Module):
         embedding, linear = init.embedding(model, model.width), init.linear(model, model.width)
         shape = model.vocabulary, model.width
         self.embedding_VD = make_normal_param(rngs, shape, embedding, EMBEDDING_AXES, inputs=None)
-        self.sink = LEARNED_KV_KINDS[model.columns.kind].tokens_class(model, rngs)
+        self.sink = LEARNED_KV_KINDS[model.learned_kv.kind].tokens_class(model, rngs)
 
         @nnx.split_rngs(splits=model.layers)
         @nnx.vmap

@@ -15,13 +15,13 @@ from jax.experimental import mesh_utils
 from jax.sharding import AxisType
 
 from sinklab import xla_faults
-from sinklab.config.spec import Hardware
+from sinklab.config.spec import Layout
 from sinklab.errors import UserError, format_error
 
 MESH_AXES = ('data', 'fsdp', 'tensor')
 
 
-def make_mesh(hardware: Hardware, devices: Sequence[jax.Device] | None = None) -> jax.sharding.Mesh:
+def make_mesh(layout: Layout, devices: Sequence[jax.Device] | None = None) -> jax.sharding.Mesh:
     """Make the mesh of all devices; by default `fsdp` is within a slice and `data` across slices.
 
     A slice is a group of devices with a fast network: a TPU slice or a GPU node.
@@ -29,29 +29,29 @@ def make_mesh(hardware: Hardware, devices: Sequence[jax.Device] | None = None) -
     devices = get_devices() if devices is None else devices
     slices = group_by_slice(devices)
     return jax.sharding.Mesh(
-        arrange_devices(compute_mesh_shape(hardware, len(devices), len(slices)), slices),
+        arrange_devices(compute_mesh_shape(layout, len(devices), len(slices)), slices),
         MESH_AXES,
         axis_types=(AxisType.Auto,) * len(MESH_AXES),
     )
 
 
-def make_abstract_mesh(hardware: Hardware) -> jax.sharding.AbstractMesh:
+def make_abstract_mesh(layout: Layout) -> jax.sharding.AbstractMesh:
     """Make a mesh without devices, to check a layout while another process uses the devices.
 
     An axis without a requested size counts as 1.
     """
-    return jax.sharding.AbstractMesh(tuple(getattr(hardware, axis) or 1 for axis in MESH_AXES), MESH_AXES)
+    return jax.sharding.AbstractMesh(tuple(getattr(layout, axis) or 1 for axis in MESH_AXES), MESH_AXES)
 
 
 @functools.cache
 def make_one_device_mesh() -> jax.sharding.Mesh:
     """Make the mesh of the first device."""
-    return make_mesh(Hardware(), get_devices()[:1])
+    return make_mesh(Layout(), get_devices()[:1])
 
 
-def split_cpu_devices(hardware: Hardware, num_processes: int = 1) -> None:
+def split_cpu_devices(layout: Layout, num_processes: int = 1) -> None:
     """Split the CPU into the devices of a layout, unless the user set a number or jax has started."""
-    num_devices = math.prod(size or 1 for size in (hardware.data, hardware.fsdp, hardware.tensor)) // num_processes
+    num_devices = math.prod(size or 1 for size in (layout.data, layout.fsdp, layout.tensor)) // num_processes
     is_configured = jax.config.jax_num_cpu_devices > 0 or 'host_platform_device_count' in os.environ.get(
         'XLA_FLAGS', ''
     )
@@ -104,15 +104,15 @@ def group_by_slice(devices: Sequence[jax.Device]) -> list[list[jax.Device]]:
     return [slices[index] for index in sorted(slices)]
 
 
-def compute_mesh_shape(hardware: Hardware, num_devices: int, num_slices: int = 1) -> tuple[int, int, int]:
+def compute_mesh_shape(layout: Layout, num_devices: int, num_slices: int = 1) -> tuple[int, int, int]:
     """Return the sizes of the mesh axes; raise UserError if devices would be idle or are too few."""
-    data, fsdp, tensor = hardware.data, hardware.fsdp, hardware.tensor
+    data, fsdp, tensor = layout.data, layout.fsdp, layout.tensor
     devices_per_tensor_shard = num_devices // tensor
     if fsdp is None:
         fsdp = devices_per_tensor_shard // (data or num_slices) or 1
     data = data or devices_per_tensor_shard // fsdp or 1
     if data * fsdp * tensor != num_devices:
-        sizes = {axis: getattr(hardware, axis) for axis in MESH_AXES}
+        sizes = {axis: getattr(layout, axis) for axis in MESH_AXES}
         flags = ' '.join(f'--{axis}={size}' for axis, size in sizes.items() if size)
         raise UserError(
             f'{flags} does not fit {num_devices} devices; give sizes whose product is {num_devices}, or remove '

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from sinklab.chip_specs import ChipSpec
-from sinklab.config.spec import Hardware, Spec
+from sinklab.config.spec import Layout, Spec
 from sinklab.model import flops
 from sinklab.parallel import device_mesh, sharding
 from sinklab.train import memory_estimate, sink_probe, state, step, validation_loss
@@ -34,7 +34,7 @@ class CompiledProgram:
 class CompiledRun:
     """The programs of a run, compiled for a mesh of chips."""
 
-    hardware: Hardware
+    layout: Layout
     mesh: jax.sharding.Mesh
     chip: ChipSpec
     backend: str
@@ -51,7 +51,7 @@ class CompiledRun:
 
 def compile_run(
     spec: Spec,
-    hardware: Hardware,
+    layout: Layout,
     target_devices: Sequence[jax.Device],
     chip: ChipSpec,
     program_names: Sequence[str] = (),
@@ -63,31 +63,31 @@ def compile_run(
         UserError: A program does not fit on the chips, or cannot be divided over them.
     """
     platform = {'cuda': 'gpu'}.get(target_devices[0].platform, target_devices[0].platform)
-    mesh = device_mesh.make_mesh(hardware, target_devices)
-    memory_estimate.check_layout(spec, hardware, mesh)
-    hardware = dataclasses.replace(hardware, micro_batch=memory_estimate.choose_micro_batch(spec, hardware, mesh))
-    backend = step.choose_unverified_backend(spec, hardware, platform).backend
+    mesh = device_mesh.make_mesh(layout, target_devices)
+    memory_estimate.check_layout(spec, layout, mesh)
+    layout = dataclasses.replace(layout, micro_batch=memory_estimate.choose_micro_batch(spec, layout, mesh))
+    backend = step.choose_unverified_backend(spec, layout, platform).backend
     memory_bytes = chip.memory_bytes / chip.devices_per_chip
-    remat = memory_estimate.choose_remat_policy(spec, hardware, mesh, backend, memory_bytes)
-    hardware = dataclasses.replace(hardware, remat=remat)
+    remat = memory_estimate.choose_remat_policy(spec, layout, mesh, backend, memory_bytes)
+    layout = dataclasses.replace(layout, remat=remat)
     compiled_programs = {}
     with jax.set_mesh(mesh):
-        lower_functions = get_programs(spec, hardware, mesh, backend)
+        lower_functions = get_programs(spec, layout, mesh, backend)
         for name in program_names or lower_functions:
             print_line(f'compiling the program {name} for {mesh.size} devices, which may take minutes')
             with memory_estimate.translate_oom_errors(f'the program {name}'):
                 compiled_programs[name] = compile_program(
                     lower_functions[name], platform, count_resident_bytes(name, spec, mesh)
                 )
-    return CompiledRun(hardware, mesh, chip, backend, compiled_programs)
+    return CompiledRun(layout, mesh, chip, backend, compiled_programs)
 
 
-def get_programs(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend: str) -> dict[str, LowerFn]:
+def get_programs(spec: Spec, layout: Layout, mesh: jax.sharding.Mesh, backend: str) -> dict[str, LowerFn]:
     """Return {name: lower()} in the order in which a run uses them; call lower() under the mesh."""
     abstract_state = state.make_abstract_state(spec, mesh)
     num_shards = sharding.count_batch_shards(mesh)
     _, valid_rows = validation_loss.choose_eval_batch_sizes(
-        spec.valid.windows, hardware.get_micro_batch_size(spec.optimizer.batch_size), num_shards
+        spec.valid.windows, layout.get_micro_batch_size(spec.optimizer.batch_size), num_shards
     )
     _, probe_rows = validation_loss.choose_eval_batch_sizes(spec.probe.sequences, spec.probe.sequences, num_shards)
 
@@ -106,7 +106,7 @@ def get_programs(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backen
         'probe': lambda: sink_probe.jit_probe(spec, mesh).lower(
             abstract_state['params'], make_abstract_ids(probe_rows, spec.probe.length)
         ),
-        'step': lambda: step.make_train_step(spec, hardware, mesh, backend).lower(
+        'step': lambda: step.make_train_step(spec, layout, mesh, backend).lower(
             abstract_state, *step.make_abstract_inputs(spec, mesh)
         ),
     }
@@ -139,7 +139,7 @@ def count_resident_bytes(name: str, spec: Spec, mesh: jax.sharding.Mesh) -> int:
 
 def make_report(spec: Spec, compiled_run: CompiledRun) -> dict:
     """Make the report of a compiled run, for JSON output."""
-    hardware, mesh, chip = compiled_run.hardware, compiled_run.mesh, compiled_run.chip
+    layout, mesh, chip = compiled_run.layout, compiled_run.mesh, compiled_run.chip
     # The compiler's cost_analysis() counts the body of a loop once, and kernels not at all.
     step_flops = flops.count_step_flops(spec) / mesh.size
     return dict(
@@ -147,8 +147,8 @@ def make_report(spec: Spec, compiled_run: CompiledRun) -> dict:
         mesh=dict(mesh.shape),
         attention=compiled_run.backend,
         batch_size=spec.optimizer.batch_size,
-        micro_batch=hardware.get_micro_batch_size(spec.optimizer.batch_size),
-        remat=hardware.remat,
+        micro_batch=layout.get_micro_batch_size(spec.optimizer.batch_size),
+        remat=layout.remat,
         peak_bytes_per_chip=compiled_run.peak_bytes,
         memory_bytes_per_chip=compiled_run.memory_bytes,
         fits=compiled_run.peak_bytes <= compiled_run.memory_bytes,

@@ -107,5 +107,3 @@ def draw_line(axes: plt.Axes, line: dict, run_groups: list[RunGroup]) -> tuple[s
         axes.fill_between(x, y - line['sd'], y + line['sd'], color=style['color'], alpha=0.15, linewidth=0)
     count = f' (n={line["n"]})' if kind == 'mean' else ''
     return f'{run_groups[line["group"]].name}{count}', artist
-
-

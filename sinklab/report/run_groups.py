@@ -38,7 +38,8 @@ class RunGroup:
 def group_runs(runs: list[RunResult]) -> list[RunGroup]:
     """Group runs by their group name, with the baseline first and the others in the given order.
 
-    The baseline is the first group that is no fork and whose row changes nothing in the default config of its table.
+    The baseline is the first group that is no warm start and whose row changes nothing in the default config of its
+    table.
     """
     run_groups = [
         RunGroup(name, [run for run in runs if run.group_name == name])

@@ -14,7 +14,7 @@ from sinklab.metrics.emergence import find_emergence, find_first_heads
 from sinklab.metrics.metric import FigureSpec, MetricInfo
 from sinklab.metrics.sink import SINK_THRESHOLD
 from sinklab.run_dir import RunDir
-from sinklab.run_ref import format_fork, format_run_ref
+from sinklab.run_ref import format_parent, format_run_ref
 from sinklab.storage.files import DamagedFileError, read_arrays, warn_once
 
 DELETE_REMEDY = 'delete it to omit it from the report'
@@ -40,7 +40,7 @@ class RunResult:
         probe_values: {name of the figure: values of the loaded probes}, with values_NLH for figures of kind `heads`
             and values_NL for `ratios`.
         run_dir: The folder of the run.
-        notes: The origin of a fork, and the config changes between attempts.
+        notes: The parent of a warm start, and the config changes between attempts.
         row_info: The content of row.json.
         config: {path of the field: value}; empty if the run has no config.
         outcome_record: The content of outcome.json; without that file, the kind is `unfinished`.
@@ -162,13 +162,13 @@ def load_run(run_dir: RunDir, max_probes: int) -> RunResult:
         UserError: The folder holds no run.
     """
     try:
-        row_info, lineage = run_dir.read_json('row'), run_dir.read_lineage()
+        row_info, parent = run_dir.read_json('row'), run_dir.read_parent()
         name = row_info['row'] or run_dir.path.absolute().name
     except (FileNotFoundError, NotADirectoryError, KeyError) as error:
         raise UserError(f'{run_dir} contains no run of `sinklab train`; give folders of runs') from error
-    if lineage:
-        origin = lineage.get('row') or lineage['run']
-        name = f'{name} from {format_run_ref(lineage.get("takes", ""), origin, lineage["step"])}'
+    if parent:
+        parent_ref = format_run_ref(parent.get('takes', ''), parent.get('row') or parent['run'], parent['step'])
+        name = f'{name} from {parent_ref}'
     try:
         config = flatten_dict(run_dir.read_json('config'))
     except FileNotFoundError:  # the run was stopped before it wrote one
@@ -232,7 +232,7 @@ def make_notes(run_dir: RunDir) -> list[str]:
         for attempt in attempts
         if 'changes' in attempt
     ]
-    return [*filter(None, ['; '.join(format_fork(run_dir.read_lineage()))]), *changes]
+    return [*filter(None, ['; '.join(format_parent(run_dir.read_parent()))]), *changes]
 
 
 def read_outcome(run_dir: RunDir, records: list[dict]) -> dict:

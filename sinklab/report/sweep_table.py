@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from sinklab.configs.sources import NOT_MEASURED
+from sinklab.configs.publications import NOT_MEASURED
 from sinklab.metrics.emergence import EmergenceSpan, estimate_step, find_emergence, merge_emergence
 from sinklab.metrics.metric import MetricInfo, format_fixed
 from sinklab.metrics.registry import HEADLINE_METRIC, METRIC_INFOS, VALID_LOSS, find_metric_info

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from pathlib import PurePath
 
 from sinklab.checkpoint import digests
-from sinklab.config.spec import Hardware, Spec
+from sinklab.config.spec import Layout, Spec
 from sinklab.errors import UserError, format_names
 from sinklab.escape import quote_file_name
 from sinklab.resume_checks import check_run_dir
@@ -45,7 +45,7 @@ def plan_runs(
     seeds: Iterable[int],
     workdir: str,
     load: Callable[[str, int], tuple[Spec, dict]],
-    hardware: Hardware,
+    layout: Layout,
 ) -> list[SweepRun]:
     """Plan every run of a sweep; all rows of the first seed come first.
 
@@ -54,7 +54,7 @@ def plan_runs(
         seeds: The seeds.
         workdir: The folder of the sweep.
         load: Function that returns the config and the content of row.json of a row and a seed.
-        hardware: The layout of the devices, with which each config is checked.
+        layout: The layout of the devices, with which each config is checked.
 
     Raises:
         UserError: A row cannot be trained, two runs share a folder, or `workdir` holds a run. Then nothing is
@@ -71,7 +71,7 @@ def plan_runs(
             try:
                 spec, row_info = load(row, seed)
                 runs[run_dir.path] = SweepRun(row, seed, run_dir, row_info, spec)
-                check_run(runs[run_dir.path], hardware)
+                check_run(runs[run_dir.path], layout)
             except UserError as error:
                 errors.setdefault(row, str(error))
     if not errors:
@@ -89,14 +89,14 @@ def get_run_dir_name(row: str, seed: int) -> str:
     return quote_file_name(f'{PurePath(table_path).stem}.{row_name}' if table_path else row_name) + f'-{seed}'
 
 
-def check_run(run: SweepRun, hardware: Hardware) -> None:
+def check_run(run: SweepRun, layout: Layout) -> None:
     """Set the outcome of a run from the state of its folder.
 
     A run is `done` if it has an evaluation and a checkpoint at its last step.
 
     Raises:
         UserError: The folder is damaged or holds another run, or the layout does not divide the batch or the
-            parameters, where an axis that `hardware` leaves open counts as 1.
+            parameters, where an axis that `layout` leaves open counts as 1.
     """
     from sinklab.parallel.device_mesh import make_abstract_mesh
     from sinklab.train.memory_estimate import check_layout
@@ -109,4 +109,4 @@ def check_run(run: SweepRun, hardware: Hardware) -> None:
     elif (last_outcome := run.read_last_outcome()).get('kind') == 'diverged':
         run.outcome, run.reason = 'diverged', last_outcome.get('message', '')
     else:
-        check_layout(run.spec, hardware, make_abstract_mesh(hardware))
+        check_layout(run.spec, layout, make_abstract_mesh(layout))

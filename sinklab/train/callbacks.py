@@ -11,7 +11,7 @@ from typing import Any
 from sinklab.config.differences import flatten_dict
 from sinklab.errors import UserError, format_error, format_extra_command
 from sinklab.run_dir import RunDir
-from sinklab.run_ref import format_fork
+from sinklab.run_ref import format_parent
 from sinklab.storage.paths import is_remote, make_absolute
 
 
@@ -60,12 +60,12 @@ def summarize_newest_attempt(run_dir: RunDir, attempts: list[dict[str, Any]]) ->
         attempts: The attempts in environment.json, the newest one last.
 
     Returns:
-        The step at which it started, its attention backend, and the lines about changes, with the lineage if a fork
-        starts with this attempt.
+        The step at which it started, its attention backend, and the lines about changes, with the parent if this
+        attempt is a warm start.
     """
     attempt = attempts[-1]
-    lineage_lines = format_fork(run_dir.read_lineage()) if attempt['step'] == run_dir.read_start_step() else []
-    return attempt['step'], attempt['attention'], [*lineage_lines, *attempt.get('changes', [])]
+    parent_lines = format_parent(run_dir.read_parent()) if attempt['step'] == run_dir.read_start_step() else []
+    return attempt['step'], attempt['attention'], [*parent_lines, *attempt.get('changes', [])]
 
 
 # A function (step, metrics, state) -> new metrics, or None, which all processes of a run call after the same step, so

@@ -108,7 +108,7 @@ def check_streaming(spec: Spec, cache: CacheConfig) -> None:
 
 def count_sink_tokens(spec: Spec) -> int:
     """Return the number of sink tokens that the model prepends to a text."""
-    return LEARNED_KV_KINDS[spec.model.columns.kind].tokens_class.num_tokens
+    return LEARNED_KV_KINDS[spec.model.learned_kv.kind].tokens_class.num_tokens
 
 
 def jit_model_function(spec: Spec, function: Callable, **options) -> Callable:

@@ -13,7 +13,7 @@ import jax
 
 from sinklab.attn.backends import BackendChoice
 from sinklab.checkpoint.checkpointer import Checkpointer
-from sinklab.config.spec import Hardware, Spec
+from sinklab.config.spec import Layout, Spec
 from sinklab.data.prefetch import prefetch
 from sinklab.data.run_data import RunData, load_run_data
 from sinklab.environment import describe_environment
@@ -46,33 +46,33 @@ PREFETCH_DEPTH = 16  # maximum number of batches that are read and put on device
 SAVE_REQUEST = 1  # what a process requests by a step: 0 for nothing, 1 for a save, the number of a signal for a stop
 
 # Spec, layout, mesh and attention backend: the arguments of functions that make a program of a run.
-ProgramArgs = tuple[Spec, Hardware, jax.sharding.Mesh, str]
+ProgramArgs = tuple[Spec, Layout, jax.sharding.Mesh, str]
 
 
 def train(
     spec: Spec,
-    hardware: Hardware,
+    layout: Layout,
     run_dir: RunDir,
     row: dict,
     *callbacks: Callback,
     state_callbacks: Sequence[tuple[StateFunction, int]] = (),
     group: ProcessGroup | None = None,
-    origin: warm_start.WarmStart | None = None,
+    parent: warm_start.WarmStart | None = None,
     grace_seconds: float = DEFAULT_GRACE_SECONDS,
     step_timeout: float = 600.0,
 ) -> None:
-    """Train a run, resuming from the newest checkpoint in `run_dir` or from the checkpoint of `origin`.
+    """Train a run, resuming from the newest checkpoint in `run_dir` or from the checkpoint of `parent`.
 
     Args:
         spec: Config of the run.
-        hardware: Layout and options of the devices.
+        layout: Layout and options of the devices.
         run_dir: Run directory, which is locked. Its metrics.jsonl gets the records.
         row: Content of row.json.
         *callbacks: Callbacks, which are called on process 0 with metrics and messages.
         state_callbacks: Pairs (fn, every) of functions that are called on all processes with the train state after
             every `every` steps and after the last step; with 0, only after the last step.
         group: Processes of the run; None for a single process.
-        origin: Checkpoint of another run that a new run starts from; None for a run from scratch.
+        parent: Checkpoint of another run that a new run starts from; None for a run from scratch.
         grace_seconds: Time to wait for another job that uses the run directory, for example while it stops.
         step_timeout: Seconds without the end of a step after which a run of several processes ends.
 
@@ -97,10 +97,10 @@ def train(
         stack.enter_context(write_outcome(run_dir))
 
         # Set up the layout, the attention backend, the data and the files of the run.
-        warm_start.check_warm_start(origin, spec, run_dir, group)
-        hardware, mesh, backend_choice, data = set_up(spec, hardware, group)
-        program_args = spec, hardware, mesh, backend_choice.backend
-        broadcast_from_primary(group, lambda: initialize_run_dir(run_dir, spec, row, data, origin))
+        warm_start.check_warm_start(parent, spec, run_dir, group)
+        layout, mesh, backend_choice, data = set_up(spec, layout, group)
+        program_args = spec, layout, mesh, backend_choice.backend
+        broadcast_from_primary(group, lambda: initialize_run_dir(run_dir, spec, row, data, parent))
         stack.enter_context(jax.set_mesh(mesh))
         checkpointer = Checkpointer(run_dir, spec.checkpoint, data.fingerprint, group, check_owner)
         stack.enter_context(close_checkpointer(checkpointer))
@@ -108,7 +108,7 @@ def train(
             stack.callback(callback.on_train_end)
 
         # Choose the step to resume from. Evaluations that an earlier attempt did not reach are missing at that step.
-        resume = choose_resume_point(checkpointer, origin)
+        resume = choose_resume_point(checkpointer, parent)
         layout_lines = memory_estimate.format_device_layout(*program_args)
         send_messages(callbacks, [*resume.damage_lines, *layout_lines])
         evaluator = Evaluator(program_args, data, run_dir, state_callbacks, resume.start_step)
@@ -122,14 +122,14 @@ def train(
         # Restore or initialize the state.
         if resume.has_checkpoint:
             train_state = checkpointer.restore(resume.step, state.make_abstract_state(spec, mesh))
-        elif resume.is_fork:
-            train_state = warm_start.load_origin_state(origin, spec, mesh)
-            checkpointer.save(resume.step, train_state)  # after that, the fork no longer needs its origin
+        elif resume.is_warm_start:
+            train_state = warm_start.load_parent_state(parent, spec, mesh)
+            checkpointer.save(resume.step, train_state)  # after that, the warm start no longer needs its parent
         else:
             train_state = state.create_state(spec, mesh)
         if is_primary:
             check_owner()
-            attempts = record_attempt(run_dir, spec, hardware, mesh, backend_choice, resume.step)
+            attempts = record_attempt(run_dir, spec, layout, mesh, backend_choice, resume.step)
             for callback in callbacks:
                 callback.on_train_begin(*summarize_newest_attempt(run_dir, attempts))
         if fallback_line := backend_choice.describe_fallback():  # repeated at the end, after thousands of lines
@@ -210,25 +210,25 @@ class ResumePoint(NamedTuple):
     start_step: int  # after which the run began: 0, or that of its parent
     step: int
     has_checkpoint: bool  # at `step`; otherwise the state comes from the parent, or is initialized
-    is_fork: bool
+    is_warm_start: bool
     damage_lines: list[str]  # about checkpoints that are skipped
 
 
-def choose_resume_point(checkpointer: Checkpointer, origin: warm_start.WarmStart | None) -> ResumePoint:
+def choose_resume_point(checkpointer: Checkpointer, parent: warm_start.WarmStart | None) -> ResumePoint:
     """Choose the newest sound checkpoint, or the start of the run if there is none.
 
     Raises:
-        UserError: All checkpoints are damaged, or the run is a fork that still needs its parent and cannot use it.
+        UserError: All checkpoints are damaged, or a warm start still needs its parent and cannot use it.
     """
     run_dir, group = checkpointer.run_dir, checkpointer.group
     start_step = broadcast_from_primary(group, run_dir.read_start_step)
     sound_step, damage_lines = checkpointer.choose_sound_step()
     if sound_step is not None:
         return ResumePoint(start_step, sound_step, True, False, damage_lines)
-    if lineage := broadcast_from_primary(group, run_dir.read_lineage):
-        warm_start.require_origin(origin, run_dir, lineage)
-        warm_start.verify_origin(origin, group)
-    return ResumePoint(start_step, start_step, False, bool(lineage), damage_lines)
+    if recorded := broadcast_from_primary(group, run_dir.read_parent):
+        warm_start.require_parent(parent, run_dir, recorded)
+        warm_start.verify_parent(parent, group)
+    return ResumePoint(start_step, start_step, False, bool(recorded), damage_lines)
 
 
 class DueWork(NamedTuple):
@@ -278,9 +278,9 @@ class Evaluator:
         if HEADLINE_METRIC.name in names:
             ids_PT = self.data.probe_PT
             arrays = self.compute_probe(params, ids_PT)
-            setting = sink_probe.get_probe_setting(self.spec)
+            context = sink_probe.get_probe_context(self.spec)
             if self.run_dir.is_writable:
-                sink_probe.save_probe(self.run_dir.get_probe_path(step_num), arrays, setting)
+                sink_probe.save_probe(self.run_dir.get_probe_path(step_num), arrays, context)
             metrics |= sink_probe.compute_probe_metrics(arrays, self.spec, self.data.is_trigger(ids_PT))
         if not all(map(math.isfinite, metrics.values())):
             raise DivergedError(step_num, metrics)
@@ -401,8 +401,8 @@ def hold_run_dir(run_dir: RunDir, group: ProcessGroup, grace_seconds: float) -> 
 
 
 def set_up(
-    spec: Spec, hardware: Hardware, group: ProcessGroup
-) -> tuple[Hardware, jax.sharding.Mesh, BackendChoice, RunData]:
+    spec: Spec, layout: Layout, group: ProcessGroup
+) -> tuple[Layout, jax.sharding.Mesh, BackendChoice, RunData]:
     """Choose the layout and the attention backend, check the memory, and load the data.
 
     Returns:
@@ -413,17 +413,17 @@ def set_up(
     num_local_processes = host_names.count(host_names[group.process_index])  # they share the memory of this host
     memory_bytes = min(group.all_gather(device_mesh.get_device_memory_bytes(num_local_processes)))
 
-    def choose_layout() -> tuple[Hardware, jax.sharding.Mesh, BackendChoice]:
-        mesh = device_mesh.make_mesh(hardware)
-        memory_estimate.check_layout(spec, hardware, mesh)
+    def choose_layout() -> tuple[Layout, jax.sharding.Mesh, BackendChoice]:
+        mesh = device_mesh.make_mesh(layout)
+        memory_estimate.check_layout(spec, layout, mesh)
         local_devices = jax.local_devices()
         is_cpu = local_devices[0].platform == 'cpu'  # devices of a host share its memory
         sink_probe.check_probe_memory(spec, memory_bytes * len(local_devices) if is_cpu else memory_bytes)
-        layout = dataclasses.replace(hardware, micro_batch=memory_estimate.choose_micro_batch(spec, hardware, mesh))
-        memory_estimate.check_batch_memory(spec, layout, mesh, memory_bytes)
-        choice = step.choose_verified_backend(spec, layout)
-        remat = memory_estimate.choose_remat_policy(spec, layout, mesh, choice.backend, memory_bytes)
-        return dataclasses.replace(layout, remat=remat), mesh, choice
+        chosen = dataclasses.replace(layout, micro_batch=memory_estimate.choose_micro_batch(spec, layout, mesh))
+        memory_estimate.check_batch_memory(spec, chosen, mesh, memory_bytes)
+        choice = step.choose_verified_backend(spec, chosen)
+        remat = memory_estimate.choose_remat_policy(spec, chosen, mesh, choice.backend, memory_bytes)
+        return dataclasses.replace(chosen, remat=remat), mesh, choice
 
     layout, mesh, backend_choice = run_on_all_or_raise(group, choose_layout)
     check_equal_on_all(group, {'the attention backend': backend_choice.backend})
@@ -433,11 +433,11 @@ def set_up(
 
 
 def initialize_run_dir(
-    run_dir: RunDir, spec: Spec, row: dict, data: RunData, origin: warm_start.WarmStart | None
+    run_dir: RunDir, spec: Spec, row: dict, data: RunData, parent: warm_start.WarmStart | None
 ) -> None:
-    """Write the initial files of a new run; those of a fork name its parent."""
-    if origin and not run_dir.has_run():
-        row = row | {'from': warm_start.describe_lineage(origin, spec, run_dir, data.fingerprint)}
+    """Write the initial files of a new run; those of a warm start name its parent."""
+    if parent and not run_dir.has_run():
+        row = row | {'from': warm_start.describe_parent(parent, spec, run_dir, data.fingerprint)}
     run_dir.initialize(spec, row, data.tokenizer)
 
 
@@ -449,19 +449,19 @@ def read_resume_record(run_dir: RunDir, resume_step: int) -> tuple[list[str], fl
 
 
 def record_attempt(
-    run_dir: RunDir, spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, choice: BackendChoice, resume_step: int
+    run_dir: RunDir, spec: Spec, layout: Layout, mesh: jax.sharding.Mesh, choice: BackendChoice, resume_step: int
 ) -> list[dict[str, Any]]:
     """Write the start of an attempt to environment.json, and changed fields to config.json; return all attempts."""
     attempt = dict(
         step=resume_step,
         attention=str(choice),
-        micro_batch=hardware.get_micro_batch_size(spec.optimizer.batch_size),
-        remat=hardware.remat,
+        micro_batch=layout.get_micro_batch_size(spec.optimizer.batch_size),
+        remat=layout.remat,
     )
     if changes := list_changes(run_dir, spec):
         attempt['changes'] = changes
     attempts = [*run_dir.read_environment().get('attempts', []), attempt]
-    layout = dataclasses.asdict(hardware) | dict(mesh.shape)
+    layout = dataclasses.asdict(layout) | dict(mesh.shape)
     run_dir.write_json('environment', describe_environment(layout, str(choice), attempts))
     if run_dir.read_json('config') != dataclasses.asdict(spec):  # also if only the path of a token store is new
         run_dir.write_json('config', dataclasses.asdict(spec))

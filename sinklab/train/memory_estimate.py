@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from flax import nnx
 
 from sinklab import chip_specs
-from sinklab.config.spec import SAVEABLE_ACTIVATIONS, Hardware, Spec
+from sinklab.config.spec import SAVEABLE_ACTIVATIONS, Layout, Spec
 from sinklab.errors import UserError, format_error
 from sinklab.parallel import sharding
 from sinklab.train import loss, state
@@ -32,10 +32,10 @@ LESS_MEMORY_HINT = 'a smaller --micro_batch, or more devices'
 MIN_WIDTH_TO_SAVE_PRODUCTS = 256  # on a CPU, narrower models recompute products faster than they store their results
 
 
-def check_layout(spec: Spec, hardware: Hardware, mesh: AnyMesh) -> None:
+def check_layout(spec: Spec, layout: Layout, mesh: AnyMesh) -> None:
     """Raise UserError for a layout that cannot divide the batch or a parameter."""
     batch_size = spec.optimizer.batch_size
-    micro_batch_size = batch_size if hardware.micro_batch == 'default' else hardware.get_micro_batch_size(batch_size)
+    micro_batch_size = batch_size if layout.micro_batch == 'default' else layout.get_micro_batch_size(batch_size)
     num_shards = sharding.count_batch_shards(mesh)
     if batch_size % micro_batch_size:
         raise UserError(
@@ -44,7 +44,7 @@ def check_layout(spec: Spec, hardware: Hardware, mesh: AnyMesh) -> None:
     if micro_batch_size % num_shards:
         option = (
             f'--micro_batch={micro_batch_size}'
-            if isinstance(hardware.micro_batch, int)
+            if isinstance(layout.micro_batch, int)
             else f'config.optimizer.batch_size, which is {micro_batch_size},'
         )
         raise UserError(
@@ -63,12 +63,12 @@ def check_layout(spec: Spec, hardware: Hardware, mesh: AnyMesh) -> None:
                 )
 
 
-def check_batch_memory(spec: Spec, hardware: Hardware, mesh: AnyMesh, memory_bytes: float) -> None:
+def check_batch_memory(spec: Spec, layout: Layout, mesh: AnyMesh, memory_bytes: float) -> None:
     """Raise UserError if the residual stream of a micro-batch, or the ids of a batch, do not fit on a device."""
     model = spec.model
     batch_size = spec.optimizer.batch_size
     num_shards = sharding.count_batch_shards(mesh)
-    micro_batch_size = hardware.get_micro_batch_size(batch_size)
+    micro_batch_size = layout.get_micro_batch_size(batch_size)
     tokens_per_device = micro_batch_size * spec.data.length // num_shards
     step_bytes = tokens_per_device * model.layers * model.width * jnp.dtype(model.dtype).itemsize
     ids_bytes = batch_size * (spec.data.length + 1) * ID_BYTES // num_shards
@@ -100,7 +100,7 @@ class MemoryEstimate:
         return ', '.join(f'{name} {size / GIB:.2f}' for name, size in dataclasses.asdict(self).items())
 
 
-def estimate_memory(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend: str) -> MemoryEstimate:
+def estimate_memory(spec: Spec, layout: Layout, mesh: jax.sharding.Mesh, backend: str) -> MemoryEstimate:
     """Estimate the memory of the train step on one device, by shapes."""
     abstract_state = state.make_abstract_state(spec, mesh)
     parameter_bytes = count_device_bytes(abstract_state['params'])
@@ -108,9 +108,9 @@ def estimate_memory(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, bac
     return MemoryEstimate(
         parameters=parameter_bytes,
         moments=count_device_bytes(abstract_state['opt_state']),
-        gradients=parameter_bytes * (1 if hardware.get_micro_batch_size(batch_size) == batch_size else 2),
-        activations=estimate_activation_bytes(spec, hardware, hardware.remat, mesh, backend),
-        layer=estimate_layer_bytes(spec, hardware, mesh, backend),
+        gradients=parameter_bytes * (1 if layout.get_micro_batch_size(batch_size) == batch_size else 2),
+        activations=estimate_activation_bytes(spec, layout, layout.remat, mesh, backend),
+        layer=estimate_layer_bytes(spec, layout, mesh, backend),
         loss_buffers=estimate_loss_bytes(spec, mesh),
     )
 
@@ -121,16 +121,14 @@ def count_device_bytes(tree: dict) -> int:
     return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
 
 
-def estimate_activation_bytes(
-    spec: Spec, hardware: Hardware, remat: str, mesh: jax.sharding.Mesh, backend: str
-) -> int:
+def estimate_activation_bytes(spec: Spec, layout: Layout, remat: str, mesh: jax.sharding.Mesh, backend: str) -> int:
     """Estimate the bytes that layers save for the backward pass of a device's sequences in a micro-batch.
 
     Activations count as not sharded over `tensor`. This is true of the residual stream, which is most of what is
     saved if little is saved.
     """
     num_shards = sharding.count_batch_shards(mesh)
-    num_sequences = hardware.get_micro_batch_size(spec.optimizer.batch_size) // num_shards
+    num_sequences = layout.get_micro_batch_size(spec.optimizer.batch_size) // num_shards
     return num_sequences * estimate_sequence_activation_bytes(spec, remat, backend, num_shards)
 
 
@@ -151,12 +149,12 @@ def estimate_sequence_activation_bytes(spec: Spec, remat: str, backend: str, num
     return (count_residual_bytes(2 * num_shards) - count_residual_bytes(num_shards)) // num_shards
 
 
-def estimate_layer_bytes(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend: str) -> int:
+def estimate_layer_bytes(spec: Spec, layout: Layout, mesh: jax.sharding.Mesh, backend: str) -> int:
     """Estimate the bytes of one layer: weights, gradients, and the named values of the backward pass."""
     blocks = state.get_state_shapes(spec)['params']['blocks']
     num_weights = sum(leaf.size for leaf in jax.tree.leaves(blocks)) // spec.model.layers
     all_names = ','.join(SAVEABLE_ACTIVATIONS)
-    named_bytes = estimate_activation_bytes(spec, hardware, all_names, mesh, backend) // spec.model.layers
+    named_bytes = estimate_activation_bytes(spec, layout, all_names, mesh, backend) // spec.model.layers
     itemsize = jnp.dtype(spec.model.dtype).itemsize
     return num_weights * (3 * itemsize + 4) // mesh.shape['tensor'] + 2 * named_bytes
 
@@ -169,7 +167,7 @@ def estimate_loss_bytes(spec: Spec, mesh: jax.sharding.Mesh) -> int:
     return model.vocabulary * value_bytes * (model.width + num_rows) // mesh.shape['tensor']
 
 
-def choose_micro_batch(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh) -> int | None:
+def choose_micro_batch(spec: Spec, layout: Layout, mesh: jax.sharding.Mesh) -> int | None:
     """Choose the micro-batch: the given one or, for `default`, that of the platform.
 
     On a CPU, `default` divides a large batch into parts, which takes less time (docs/results/speed.md). The gradients
@@ -178,8 +176,8 @@ def choose_micro_batch(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh) 
     Returns:
         The number of sequences over all devices, or None for the whole batch.
     """
-    if hardware.micro_batch != 'default':
-        return hardware.micro_batch
+    if layout.micro_batch != 'default':
+        return layout.micro_batch
     batch_size = spec.optimizer.batch_size
     length = spec.data.length
     num_shards = sharding.count_batch_shards(mesh)
@@ -196,7 +194,7 @@ def choose_micro_batch(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh) 
 
 
 def choose_remat_policy(
-    spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend: str, memory_bytes: float
+    spec: Spec, layout: Layout, mesh: jax.sharding.Mesh, backend: str, memory_bytes: float
 ) -> str:
     """Choose the remat policy: the given one or, for `auto`, the first whose estimated memory fits.
 
@@ -206,15 +204,15 @@ def choose_remat_policy(
     Raises:
         UserError: No policy fits in `memory_bytes` of a device.
     """
-    if hardware.remat == 'default':
+    if layout.remat == 'default':
         return get_default_remat_policy(spec.model.width, mesh.devices.flat[0].platform)
-    if hardware.remat != 'auto':
-        return hardware.remat
+    if layout.remat != 'auto':
+        return layout.remat
     for remat in REMAT_POLICIES[1:]:
-        layout = dataclasses.replace(hardware, remat=remat)
-        if estimate_memory(spec, layout, mesh, backend).total <= USABLE_MEMORY_FRACTION * memory_bytes:
+        tried = dataclasses.replace(layout, remat=remat)
+        if estimate_memory(spec, tried, mesh, backend).total <= USABLE_MEMORY_FRACTION * memory_bytes:
             return remat
-    estimate = estimate_memory(spec, layout, mesh, backend)
+    estimate = estimate_memory(spec, tried, mesh, backend)
     raise UserError(
         f'the step does not fit on a device of {memory_bytes / GIB:.1f} GiB even if all activations are recomputed; '
         f'it needs, in GiB: {estimate}; give {LESS_MEMORY_HINT}'
@@ -270,11 +268,11 @@ def compute_mesh_peak_flops(mesh: jax.sharding.Mesh) -> float | None:
     return device_peak and device_peak * mesh.size
 
 
-def format_device_layout(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend: str) -> list[str]:
+def format_device_layout(spec: Spec, layout: Layout, mesh: jax.sharding.Mesh, backend: str) -> list[str]:
     """Describe the device layout of a run in one line; return [] for one device of an unknown kind."""
     if mesh.size == 1 and not compute_mesh_peak_flops(mesh):
         return []
     axes = ', '.join(f'{axis} {size}' for axis, size in mesh.shape.items() if size > 1)
-    estimate = estimate_memory(spec, hardware, mesh, backend)
+    estimate = estimate_memory(spec, layout, mesh, backend)
     sizes = (f'{getattr(estimate, name) / 1e9:.3g} GB of {name}' for name in ('parameters', 'moments', 'activations'))
-    return [f'{mesh.size} devices ({axes or "not sharded"}), each with {", ".join(sizes)}; remat {hardware.remat}']
+    return [f'{mesh.size} devices ({axes or "not sharded"}), each with {", ".join(sizes)}; remat {layout.remat}']

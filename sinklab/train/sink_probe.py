@@ -10,7 +10,7 @@ from sinklab.config.spec import ModelConfig, Spec
 from sinklab.errors import UserError
 from sinklab.loss_mask import strip_loss_mask
 from sinklab.metrics import registry
-from sinklab.metrics.metric import MetricSetting, make_setting
+from sinklab.metrics.metric import MetricContext, make_context
 from sinklab.model.attention import get_value_width
 from sinklab.model.learned_kv import count_learned_kv
 from sinklab.parallel import sharding
@@ -42,8 +42,8 @@ def check_probe_memory(spec: Spec, memory_bytes: int) -> None:
         )
 
 
-def get_probe_setting(spec: Spec) -> MetricSetting:
-    return make_setting(spec, spec.probe.length, count_learned_kv(spec.model))
+def get_probe_context(spec: Spec) -> MetricContext:
+    return make_context(spec, spec.probe.length, count_learned_kv(spec.model))
 
 
 def make_probe(spec: Spec, mesh: jax.sharding.Mesh) -> Callable[[dict, np.ndarray], dict[str, np.ndarray]]:
@@ -61,11 +61,11 @@ def make_probe(spec: Spec, mesh: jax.sharding.Mesh) -> Callable[[dict, np.ndarra
 
 def jit_probe(spec: Spec, mesh: jax.sharding.Mesh) -> Callable:
     """Compile the computation of the arrays of the probe for sequences divided over the devices."""
-    apply_model, probe_setting = make_hidden_states_fn(spec, capture=True), get_probe_setting(spec)
+    apply_model, probe_context = make_hidden_states_fn(spec, capture=True), get_probe_context(spec)
 
     def compute_arrays(params: dict, ids_PT: jax.Array) -> dict[str, jax.Array]:
         _, _, intermediates = apply_model(params, ids_PT)
-        return registry.compute_probe_arrays(intermediates, probe_setting)
+        return registry.compute_probe_arrays(intermediates, probe_context)
 
     return jax.jit(compute_arrays, **state.get_replicated_jit_options(spec, mesh))
 
@@ -74,9 +74,9 @@ def compute_probe_metrics(
     probe_arrays: dict[str, np.ndarray], spec: Spec, trigger_PT: np.ndarray | None = None
 ) -> dict[str, float]:
     """Compute the metrics of the probe that are written to metrics.jsonl."""
-    return registry.compute_numbers(dict(probe_arrays, trigger_PT=trigger_PT), get_probe_setting(spec))
+    return registry.compute_numbers(dict(probe_arrays, trigger_PT=trigger_PT), get_probe_context(spec))
 
 
-def save_probe(path: Path, probe_arrays: dict[str, np.ndarray], setting: MetricSetting) -> None:
+def save_probe(path: Path, probe_arrays: dict[str, np.ndarray], context: MetricContext) -> None:
     with atomic_write(path) as temporary_path, temporary_path.open('wb') as file:
-        np.savez_compressed(file, **registry.select_saved_arrays(probe_arrays, setting))
+        np.savez_compressed(file, **registry.select_saved_arrays(probe_arrays, context))

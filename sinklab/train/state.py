@@ -25,8 +25,8 @@ ROUNDING_COMPILER_OPTIONS = {'bfloat16': {'xla_allow_excess_precision': False}}
 # Otherwise the compiler for TPUs gathers smaller weights as sums of padded shards, and waits for them.
 ALL_GATHER_COMPILER_OPTIONS = {'tpu': {'xla_tpu_prefer_async_allgather_to_allreduce': True}}
 
-# Enough for a run, its fork and a few runs that are measured with them. A session that trains many runs must not keep
-# the model structures and traced functions of all of them.
+# Enough for a run, its parent and a few runs that are measured with them. A process that trains many runs must not
+# keep the model structures and traced functions of all of them.
 cache_by_spec = functools.lru_cache(maxsize=8)
 
 

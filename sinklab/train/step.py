@@ -10,10 +10,10 @@ from flax import nnx
 
 from sinklab.attn.backends import BackendChoice, select_backend
 from sinklab.attn.spec import AttentionProblem
-from sinklab.config.spec import Hardware, Spec
+from sinklab.config.spec import Layout, Spec
 from sinklab.loss_mask import is_in_loss, strip_loss_mask
 from sinklab.metrics import registry
-from sinklab.metrics.metric import make_setting
+from sinklab.metrics.metric import make_context
 from sinklab.model.attention import Intermediates, make_attention_problem
 from sinklab.model.learned_kv import count_learned_kv
 from sinklab.parallel import collectives, sharding
@@ -144,14 +144,14 @@ def accumulate_gradients(
     return jax.tree.map(lambda x: x / num_micro_batches, total)
 
 
-def choose_verified_backend(spec: Spec, hardware: Hardware) -> BackendChoice:
+def choose_verified_backend(spec: Spec, layout: Layout) -> BackendChoice:
     """Choose the attention backend, which is verified on the devices of this process; raises UserError."""
-    return select_backend(hardware.attention, jax.default_backend(), *make_attention_problems(spec))
+    return select_backend(layout.attention, jax.default_backend(), *make_attention_problems(spec))
 
 
-def choose_unverified_backend(spec: Spec, hardware: Hardware, platform: str) -> BackendChoice:
+def choose_unverified_backend(spec: Spec, layout: Layout, platform: str) -> BackendChoice:
     """Choose the attention backend for devices that are not attached, so that it cannot be verified."""
-    return select_backend(hardware.attention, platform, *make_attention_problems(spec), verify=False)
+    return select_backend(layout.attention, platform, *make_attention_problems(spec), verify=False)
 
 
 def make_attention_problems(spec: Spec) -> list[AttentionProblem]:
@@ -166,7 +166,7 @@ def make_abstract_inputs(spec: Spec, mesh: jax.sharding.Mesh) -> tuple[jax.Shape
     return batch, jax.ShapeDtypeStruct((mesh.size,), jnp.int32, sharding=sharding.make_per_device_sharding(mesh))
 
 
-def make_train_step(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend: str = 'chunked') -> Callable:
+def make_train_step(spec: Spec, layout: Layout, mesh: jax.sharding.Mesh, backend: str = 'chunked') -> Callable:
     """Make the train step: step(state, ids_BT, request_per_device) -> (state, metrics); the state is donated.
 
     Of the metrics of attention, a step has only those of its own batch, whose names end with `/context`; all others
@@ -174,21 +174,19 @@ def make_train_step(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, bac
     receives the requests of others.
     """
     first_target = spec.model.mask.prefix or 1  # all queries see the prefix, so that it is not predicted
-    setting = make_setting(spec, spec.data.length, count_learned_kv(spec.model))
+    context = make_context(spec, spec.data.length, count_learned_kv(spec.model))
     capture_options = dict(
         num_first_keys=spec.probe.keys if spec.log.sinks else 0,
-        row_functions=registry.get_row_functions(setting, spec.log.sinks) if spec.log.rows else {},
+        row_functions=registry.get_row_functions(context, spec.log.sinks) if spec.log.rows else {},
     )
-    loss_fn = make_loss_with_intermediates(
-        spec, first_target, remat=hardware.remat, backend=backend, **capture_options
-    )
+    loss_fn = make_loss_with_intermediates(spec, first_target, remat=layout.remat, backend=backend, **capture_options)
     optimizer, learning_rate = state.get_optimizer(spec), make_schedule(spec.optimizer)
     batch_size = spec.optimizer.batch_size
-    num_micro_batches = batch_size // hardware.get_micro_batch_size(batch_size)
+    num_micro_batches = batch_size // layout.get_micro_batch_size(batch_size)
 
     def loss(params: dict, ids_BT: jax.Array) -> tuple[jax.Array, dict]:
         value, intermediates = loss_fn(params, ids_BT)
-        return value, registry.compute_batch_metrics(intermediates, setting)
+        return value, registry.compute_batch_metrics(intermediates, context)
 
     value_and_grad = make_value_and_grad(loss, spec, mesh, num_micro_batches)
 

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import optax
 
-from sinklab.config.spec import Hardware, Spec
+from sinklab.config.spec import Layout, Spec
 from sinklab.loss_mask import exclude_from_loss, strip_loss_mask
 from sinklab.metrics import bigram_backcopy
 from sinklab.model.transformer import compute_logits
@@ -19,13 +19,13 @@ from sinklab.train.step import compute_predicted_fraction, make_data_parallel_lo
 MAX_PENDING_CALLS = 4  # enough for devices to compute while the host dispatches
 
 
-def make_validation_fn(spec: Spec, hardware: Hardware, mesh: jax.sharding.Mesh, backend: str = 'chunked') -> Callable:
+def make_validation_fn(spec: Spec, layout: Layout, mesh: jax.sharding.Mesh, backend: str = 'chunked') -> Callable:
     """Make a function (params, ids_NT, trigger_NT) -> {'valid/loss': loss, ...}.
 
     With `trigger_NT`, the losses of each kind of token are added.
     """
     loss_fn, token_loss_fn = make_mean_loss(spec, mesh, backend), make_token_loss(spec, mesh, backend)
-    micro_batch = hardware.get_micro_batch_size(spec.optimizer.batch_size)
+    micro_batch = layout.get_micro_batch_size(spec.optimizer.batch_size)
 
     def evaluate(params: dict, ids_NT: np.ndarray, trigger_NT: np.ndarray | None = None) -> dict[str, float]:
         parts = load_eval_batches(ids_NT, micro_batch, mesh)

@@ -1,4 +1,4 @@
-"""Warm starts: a run that begins from a checkpoint of another run (a fork)."""
+"""Warm starts: a run that begins from a checkpoint of another run (a warm start)."""
 
 import dataclasses
 from pathlib import Path
@@ -21,7 +21,7 @@ DATA_ORDER_FIELDS = ('data.', 'optimizer.batch_size ')  # fields that determine 
 
 @dataclasses.dataclass(frozen=True)
 class WarmStart:
-    """A checkpoint that a fork starts from, and what it takes: `params`, or all of the train state."""
+    """A checkpoint that a run starts from, and what it takes: `params`, or all of the train state."""
 
     run_dir: RunDir
     step: int
@@ -33,7 +33,7 @@ class WarmStart:
 
     @property
     def takes_all(self) -> bool:
-        """Whether the fork takes the whole state, so that it begins at the checkpoint's step, in the same data."""
+        """Whether the run takes the whole state, so that it begins at the checkpoint's step, in the same data."""
         return not self.takes
 
     @property
@@ -47,114 +47,114 @@ class WarmStart:
 
     @property
     def start_step(self) -> int:
-        """The step after which the fork begins."""
+        """The step after which the warm start begins."""
         return self.step if self.takes_all else 0
 
 
-def check_warm_start(origin: WarmStart | None, spec: Spec, run_dir: RunDir, group: ProcessGroup) -> None:
-    """Raise UserError, before data is read, if a new run cannot start from its origin."""
-    check_equal_on_all(group, {'the step of --from': origin and origin.step})  # None if a process does not see it
-    if broadcast_from_primary(group, lambda: origin is not None and not run_dir.has_run()):
-        broadcast_from_primary(group, lambda: check_compatible_spec(origin, spec))
-        verify_origin(origin, group)
-        broadcast_from_primary(group, lambda: check_state_keys(origin))
+def check_warm_start(parent: WarmStart | None, spec: Spec, run_dir: RunDir, group: ProcessGroup) -> None:
+    """Raise UserError, before data is read, if a new run cannot start from its parent."""
+    check_equal_on_all(group, {'the step of --from': parent and parent.step})  # None if a process does not see it
+    if broadcast_from_primary(group, lambda: parent is not None and not run_dir.has_run()):
+        broadcast_from_primary(group, lambda: check_compatible_spec(parent, spec))
+        verify_parent(parent, group)
+        broadcast_from_primary(group, lambda: check_state_keys(parent))
 
 
-def check_state_keys(origin: WarmStart) -> None:
+def check_state_keys(parent: WarmStart) -> None:
     """Raise UserError if a checkpoint, such as that of an imported model, lacks a key that is taken."""
-    if missing_keys := set(origin.state_keys) - read_metadata(get_checkpoint_path(origin)).metadata.keys():
-        params_option = format_run_ref('params', origin.run_dir, origin.step)
+    if missing_keys := set(parent.state_keys) - read_metadata(get_checkpoint_path(parent)).metadata.keys():
+        params_option = format_run_ref('params', parent.run_dir, parent.step)
         raise UserError(
-            f'{get_checkpoint_path(origin)} contains no {min(missing_keys)}, which {origin} needs; '
+            f'{get_checkpoint_path(parent)} contains no {min(missing_keys)}, which {parent} needs; '
             f'give --from={params_option}'
         )
 
 
-def check_compatible_spec(origin: WarmStart, spec: Spec) -> None:
-    """Raise UserError if the state of the origin does not fit this spec."""
-    if (steps := spec.optimizer.steps) <= origin.start_step:
-        raise UserError(f'{origin} leaves no step to train with config.optimizer.steps={steps}; increase it')
-    origin_fields, new_fields = flatten_spec(origin.spec), flatten_spec(spec)
-    for name in origin.fixed_fields:
-        if origin_fields[name] != new_fields[name]:
+def check_compatible_spec(parent: WarmStart, spec: Spec) -> None:
+    """Raise UserError if the state of the parent does not fit this spec."""
+    if (steps := spec.optimizer.steps) <= parent.start_step:
+        raise UserError(f'{parent} leaves no step to train with config.optimizer.steps={steps}; increase it')
+    parent_fields, new_fields = flatten_spec(parent.spec), flatten_spec(spec)
+    for name in parent.fixed_fields:
+        if parent_fields[name] != new_fields[name]:
             raise UserError(
-                f'config.{name} is {origin_fields[name]} in {origin} and {new_fields[name]} here; '
-                'a fork cannot change it'
+                f'config.{name} is {parent_fields[name]} in {parent} and {new_fields[name]} here; '
+                'a warm start cannot change it'
             )
-    origin_shapes, new_shapes = get_parameter_shapes(origin.spec), get_parameter_shapes(spec)
-    for name in origin_shapes:
-        if new_shapes.get(name, origin_shapes[name]) != origin_shapes[name]:
+    parent_shapes, new_shapes = get_parameter_shapes(parent.spec), get_parameter_shapes(spec)
+    for name in parent_shapes:
+        if new_shapes.get(name, parent_shapes[name]) != parent_shapes[name]:
             raise UserError(
-                f'{name} has the shape {origin_shapes[name]} in {origin} and {new_shapes[name]} here '
-                f'({"; ".join(format_differences(origin_fields, new_fields))}); a fork cannot change the '
+                f'{name} has the shape {parent_shapes[name]} in {parent} and {new_shapes[name]} here '
+                f'({"; ".join(format_differences(parent_fields, new_fields))}); a warm start cannot change the '
                 'shape of a parameter'
             )
 
 
-def verify_origin(origin: WarmStart, group: ProcessGroup) -> None:
-    """Raise UserError if the checkpoint of the origin is damaged."""
-    if damage := find_damage_on_all(get_checkpoint_path(origin), group):
-        other_steps = [step for step in origin.run_dir.list_checkpoint_steps() if step != origin.step]
+def verify_parent(parent: WarmStart, group: ProcessGroup) -> None:
+    """Raise UserError if the checkpoint of the parent is damaged."""
+    if damage := find_damage_on_all(get_checkpoint_path(parent), group):
+        other_steps = [step for step in parent.run_dir.list_checkpoint_steps() if step != parent.step]
         raise UserError(
-            f'{get_checkpoint_path(origin)} is damaged: {damage}; give another step of {origin.run_dir}'
+            f'{get_checkpoint_path(parent)} is damaged: {damage}; give another step of {parent.run_dir}'
             f'{f" ({other_steps})" if other_steps else ""}'
         )
 
 
-def describe_lineage(origin: WarmStart, spec: Spec, run_dir: RunDir, data_fingerprint: dict[str, str | int]) -> dict:
-    """Return the lineage in row.json of a fork that reads this data."""
-    changes = format_differences(flatten_spec(origin.spec), flatten_spec(spec))
-    origin_shapes = get_parameter_shapes(origin.spec)
+def describe_parent(parent: WarmStart, spec: Spec, run_dir: RunDir, data_fingerprint: dict[str, str | int]) -> dict:
+    """Return the parent in row.json of a warm start that reads this data."""
+    changes = format_differences(flatten_spec(parent.spec), flatten_spec(spec))
+    parent_shapes = get_parameter_shapes(parent.spec)
     new_shapes = get_parameter_shapes(spec)
-    mode_fields = {} if origin.takes_all else dict(takes=origin.takes, start=origin.start_step)
+    mode_fields = {} if parent.takes_all else dict(takes=parent.takes, start=parent.start_step)
     return dict(
-        run=make_relative(resolve_path(origin.run_dir.path), resolve_path(run_dir.path)),
-        step=origin.step,
-        row=origin.run_dir.read_json('row').get('row') or origin.run_dir.path.name,
-        commit=origin.run_dir.read_environment().get('commit'),
+        run=make_relative(resolve_path(parent.run_dir.path), resolve_path(run_dir.path)),
+        step=parent.step,
+        row=parent.run_dir.read_json('row').get('row') or parent.run_dir.path.name,
+        commit=parent.run_dir.read_environment().get('commit'),
         config=changes,
-        new=[name for name in new_shapes if name not in origin_shapes],
-        dropped=[name for name in origin_shapes if name not in new_shapes],
-        data=find_data_differences(origin, changes, data_fingerprint),
+        new=[name for name in new_shapes if name not in parent_shapes],
+        dropped=[name for name in parent_shapes if name not in new_shapes],
+        data=find_data_differences(parent, changes, data_fingerprint),
         **mode_fields,
     )
 
 
-def find_data_differences(origin: WarmStart, changes: list[str], data_fingerprint: dict[str, str | int]) -> list[str]:
-    """Return how the data of a fork differs from that of its origin, as far as the config allows it.
+def find_data_differences(parent: WarmStart, changes: list[str], data_fingerprint: dict[str, str | int]) -> list[str]:
+    """Return how the data of a warm start differs from that of its parent, as far as the config allows it.
 
-    A fork that does not continue in the data of its origin may always have other data. Any fork may read the same
-    data in another order, as after an update of grain.
+    A warm start that does not continue in the data of its parent may always have other data. Any may read the same data
+    in another order, as after an update of grain.
 
     Raises:
         UserError: The tokenizer differs, or other data is not allowed.
     """
-    origin_data = read_metadata(get_checkpoint_path(origin)).custom_metadata['data']
-    new_data = {name: data_fingerprint.get(name) for name in origin_data}  # an imported model has few of these fields
-    data_differences = format_differences(origin_data, new_data | {'order': origin_data.get('order')})
-    if origin_data.get('tokenizer') != data_fingerprint.get('tokenizer'):
+    parent_data = read_metadata(get_checkpoint_path(parent)).custom_metadata['data']
+    new_data = {name: data_fingerprint.get(name) for name in parent_data}  # an imported model has few of these fields
+    data_differences = format_differences(parent_data, new_data | {'order': parent_data.get('order')})
+    if parent_data.get('tokenizer') != data_fingerprint.get('tokenizer'):
         raise UserError(
-            f'{origin} has another tokenizer ({"; ".join(data_differences)}), with other token ids than this data; '
+            f'{parent} has another tokenizer ({"; ".join(data_differences)}), with other token ids than this data; '
             'give --config.data.tokenizer=FILE, the tokenizer.json of its token store'
         )
     changes_order = any(change.startswith(DATA_ORDER_FIELDS) for change in changes)
-    if data_differences and origin.takes_all and not changes_order:
-        raise UserError(f'{origin} was trained on other data ({"; ".join(data_differences)}); restore that data')
-    return data_differences or format_differences(origin_data, new_data)
+    if data_differences and parent.takes_all and not changes_order:
+        raise UserError(f'{parent} was trained on other data ({"; ".join(data_differences)}); restore that data')
+    return data_differences or format_differences(parent_data, new_data)
 
 
-def require_origin(origin: WarmStart | None, run_dir: RunDir, lineage: dict) -> None:
-    """Raise UserError if a fork has no checkpoint, and no origin is given."""
-    if origin is None:
-        parent = format_run_ref(lineage.get('takes', ''), lineage['run'], lineage['step'])
-        raise UserError(f'{run_dir} has no checkpoint and starts from {parent}; give --from again')
+def require_parent(parent: WarmStart | None, run_dir: RunDir, recorded: dict) -> None:
+    """Raise UserError if a warm-started run has no checkpoint, and no parent is given."""
+    if parent is None:
+        parent_ref = format_run_ref(recorded.get('takes', ''), recorded['run'], recorded['step'])
+        raise UserError(f'{run_dir} has no checkpoint and starts from {parent_ref}; give --from again')
 
 
-def load_origin_state(origin: WarmStart, spec: Spec, mesh: jax.sharding.Mesh) -> dict:
-    """Load the leaves that are taken from a verified origin, by path; initialize all others."""
-    abstract_origin = state.make_abstract_state(origin.spec, mesh)
-    abstract_parts = {name: abstract_origin[name] for name in origin.state_keys}
-    loaded_state = load_state(get_checkpoint_path(origin), abstract_parts, partial_load=not origin.takes_all)
+def load_parent_state(parent: WarmStart, spec: Spec, mesh: jax.sharding.Mesh) -> dict:
+    """Load the leaves that are taken from a verified parent, by path; initialize all others."""
+    abstract_parent = state.make_abstract_state(parent.spec, mesh)
+    abstract_parts = {name: abstract_parent[name] for name in parent.state_keys}
+    loaded_state = load_state(get_checkpoint_path(parent), abstract_parts, partial_load=not parent.takes_all)
     loaded_leaves = flatten_by_path(loaded_state)
     abstract_state = state.make_abstract_state(spec, mesh)
     new_shardings = {
@@ -169,7 +169,7 @@ def load_origin_state(origin: WarmStart, spec: Spec, mesh: jax.sharding.Mesh) ->
 def init_new_leaves(
     spec: Spec, mesh: jax.sharding.Mesh, shardings: dict[str, jax.sharding.NamedSharding]
 ) -> dict[str, jax.Array]:
-    """Initialize leaves that are not taken from the origin, by path."""
+    """Initialize leaves that are not taken from the parent, by path."""
     if not shardings:
         return {}
 
@@ -195,5 +195,5 @@ def get_parameter_shapes(spec: Spec) -> dict[str, tuple[int, ...]]:
     return {'.'.join(map(str, state.get_name_path(key_path))): leaf.shape for key_path, leaf in leaves_with_path}
 
 
-def get_checkpoint_path(origin: WarmStart) -> Path:
-    return make_absolute(origin.run_dir.checkpoint_dir / str(origin.step))
+def get_checkpoint_path(parent: WarmStart) -> Path:
+    return make_absolute(parent.run_dir.checkpoint_dir / str(parent.step))

@@ -97,7 +97,7 @@ FIXTURE_MODEL = {
     'gate': 'elementwise',
 }
 FIXTURE = [
-    '--config=configs/columns.py:kv',
+    '--config=configs/learned_kv.py:kv',
     '--size=smoke',
     '--workdir=run',
     '--config.data.source=text:corpus.jsonl',
@@ -485,7 +485,7 @@ def run_child(section: str, xla_flags: str = DEFAULT_FLAGS) -> dict:
 
 def check_section(section: str) -> list[str]:
     """Record a section with this code, and return one line for each value that differs from values.json."""
-    from sinklab.cli.hardware_flags import FAST_COMPILE_FLAGS
+    from sinklab.cli.layout_flags import FAST_COMPILE_FLAGS
 
     recorded = read_values()[section]
     exact = section not in NUMERIC_SECTIONS or recorded['environment'] == describe_environment()

@@ -22,9 +22,9 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 from sinklab.attn.mask import Mask
 from sinklab.attn.pallas import block_plan
 from sinklab.attn.pallas.gpu_lowering import (
-    compute_slopes,
     find_unsupported_ops,
     make_lowerable,
+    value_and_derivative,
 )
 from sinklab.attn.pallas.kernel_interface import (
     LOG2E,
@@ -130,7 +130,7 @@ class LinearBlockOps:
 
     def compute_weight_and_vjp(self, product, bias, row: Callable, hide: Callable):
         """Return (weight, function dA -> dS); row(n) is the cotangent of mass n, broadcast to the scores."""
-        slopes = functools.partial(compute_slopes, self.weigh_and_sum)
+        slopes = functools.partial(value_and_derivative, self.weigh_and_sum)
         (weight, _), (slope, mass_slopes) = self.apply(slopes, product, bias)
         same_as_weight = [n for n, mass_slope in enumerate(mass_slopes) if mass_slope is slope]
         constant_terms = [row(n) * mass_slope for n, mass_slope in enumerate(mass_slopes) if n not in same_as_weight]
@@ -286,7 +286,9 @@ class BlockPair:
         bias_function = self.warpgroup.call.bias_function
 
         def slope(p, x, distance):
-            return compute_slopes(lambda x: bias_function([*parameters[:p], x, *parameters[p + 1 :]], distance), x)[1]
+            return value_and_derivative(
+                lambda x: bias_function([*parameters[:p], x, *parameters[p + 1 :]], distance), x
+            )[1]
 
         return [
             make_lowerable(functools.partial(slope, p))(parameter, compute_distance(*positions))

@@ -142,11 +142,11 @@ def get_called_jaxpr(equation):
 def find_unsupported_ops(bias_function: Callable | None, weigh_functions: Sequence[Callable]) -> set[str]:
     """Return the primitives of bias and weigh functions, and of their slopes, that kernels do not support."""
     scalar, block = jnp.float32(1), jax.ShapeDtypeStruct((1, 1), jnp.float32)
-    jaxprs = [jax.make_jaxpr(functools.partial(compute_slopes, weigh))(block) for weigh in weigh_functions]
+    jaxprs = [jax.make_jaxpr(functools.partial(value_and_derivative, weigh))(block) for weigh in weigh_functions]
     if bias_function is not None:
 
         def compute_bias_slopes(parameter, distance):
-            return compute_slopes(lambda x: bias_function([x] * MAX_BIAS_PARAMETERS, distance), parameter)
+            return value_and_derivative(lambda x: bias_function([x] * MAX_BIAS_PARAMETERS, distance), parameter)
 
         jaxprs.append(jax.make_jaxpr(compute_bias_slopes)(scalar, block))
     return set().union(*map(find_unsupported_in_jaxpr, jaxprs))
@@ -164,6 +164,6 @@ def find_unsupported_in_jaxpr(closed_jaxpr) -> set[str]:
     return unsupported
 
 
-def compute_slopes(function: Callable, x):
+def value_and_derivative(function: Callable, x):
     """Return (values, derivatives) of an elementwise function."""
     return jax.jvp(function, (x,), (jnp.ones_like(x),))

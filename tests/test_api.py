@@ -14,7 +14,7 @@ import reference
 import tiny_runs as runs
 
 import sinklab
-from sinklab import opened_models
+from sinklab import api
 from sinklab.analysis import measure
 from sinklab.cli.main import main
 from sinklab.data.run_data import load_run_data
@@ -66,7 +66,7 @@ def test_plot_selects_strongest_matrix_of_selection():
     pytest.importorskip('matplotlib')
     first_LH = np.array([[0.9, 0.3], [0.4, 0.5]])
     matrix_LHTS = np.broadcast_to(first_LH[..., None, None], (2, 2, 3, 3))
-    result = opened_models.AttentionMatrices(matrix_LHTS, ['a', 'b', 'c'], ['a', 'b', 'c'], (1, 3))
+    result = api.AttentionMatrices(matrix_LHTS, ['a', 'b', 'c'], ['a', 'b', 'c'], (1, 3))
     assert result.strongest() == (1, 0)
     for selection, layer, head in [
         ({}, 1, 0),
@@ -85,7 +85,7 @@ def test_plot_selects_strongest_matrix_of_selection():
 def test_plot_escapes_special_characters_in_labels():
     pytest.importorskip('matplotlib')
     tokens = ['$\\frac$', '$', ' \n\t', '']
-    result = opened_models.AttentionMatrices(np.ones((1, 1, 4, 4)), tokens, tokens, (0,))
+    result = api.AttentionMatrices(np.ones((1, 1, 4, 4)), tokens, tokens, (0,))
     axes = result.plot().axes[0]
     expected_labels = [r'$\frac$', '$', '·⏎⇥', '∅']
     axes.figure.canvas.draw()  # raises if $\frac$ is parsed as a formula

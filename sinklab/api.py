@@ -185,7 +185,7 @@ class OpenedModel:
             name: The name of a metric (`sink/1`), the beginning of several names (`sink`), or '' for all metrics.
             text: One text, or several; all are cut to the length of the shortest.
             edit: A `sinklab.Edit` of the forward pass, or several, which are applied in their order.
-            **overrides: Fields of `sinklab.metrics.metric.MetricSetting` to change, such as `thresholds=(0.2, 0.3)`.
+            **overrides: Fields of `sinklab.metrics.metric.MetricContext` to change, such as `thresholds=(0.2, 0.3)`.
 
         Returns:
             One number, or a dict from names to numbers.

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from sinklab.cli.flag_types import positive_int
-from sinklab.config.spec import SAVEABLE_ACTIVATIONS, BackendName, Hardware, parse_saved_activations
+from sinklab.config.spec import SAVEABLE_ACTIVATIONS, BackendName, Layout, parse_saved_activations
 
 # XLA's fastest compilation: it halves the time of a start, and steps take twice as long or more.
 FAST_COMPILE_FLAGS = (
@@ -133,12 +133,12 @@ def parse_micro_batch(text: str) -> int | Literal['default'] | None:
         raise argparse.ArgumentTypeError(f'{error}, none or default') from error
 
 
-def parse_hardware(args: argparse.Namespace) -> Hardware:
-    return Hardware(**{field.name: getattr(args, field.name) for field in dataclasses.fields(Hardware)})
+def parse_layout(args: argparse.Namespace) -> Layout:
+    return Layout(**{field.name: getattr(args, field.name) for field in dataclasses.fields(Layout)})
 
 
-def format_hardware_flags(hardware: Hardware) -> list[str]:
+def format_layout_flags(layout: Layout) -> list[str]:
     """Format a layout as command-line flags."""
-    values = dataclasses.asdict(hardware)
-    values['micro_batch'] = {None: 'none', 'default': None}.get(hardware.micro_batch, hardware.micro_batch)
+    values = dataclasses.asdict(layout)
+    values['micro_batch'] = {None: 'none', 'default': None}.get(layout.micro_batch, layout.micro_batch)
     return [f'--{name}={value}' for name, value in values.items() if value is not None]

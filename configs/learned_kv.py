@@ -1,6 +1,6 @@
 """Learned KV: whether sink tokens and KV, K and V biases take the sink from the first token.
 
-    sinklab train --config=configs/columns.py:kv --workdir=runs/kv
+    sinklab train --config=configs/learned_kv.py:kv --workdir=runs/kv
 
 The rows add a column to the attention matrix. The key of the column is not rotated, and every query sees it. Sink_*
 measures the column, over the queries of the text and, as in the released code, one query of the column itself. A sink
@@ -18,14 +18,14 @@ The header of Table 11 is misprinted. The order of its columns is not shared, sh
 shows.
 """
 
-from sinklab.configs.sources import GU_ICLR, GU_V1
+from sinklab.configs.publications import GU_ICLR, GU_V1
 from sinklab.configs.table import scale_with_size, table
 
 
 def make_row(kind, star, sink, loss, source=f'{GU_V1}, Table 3', key_width=None, **fields):
-    diff = {f'model.columns.{name}': value for name, value in dict(kind=kind, **fields).items()}
+    diff = {f'model.learned_kv.{name}': value for name, value in dict(kind=kind, **fields).items()}
     if key_width:
-        diff |= scale_with_size({'model.columns.key_width': key_width})
+        diff |= scale_with_size({'model.learned_kv.key_width': key_width})
     return dict(diff=diff, published={'sink/star': star, 'sink/1': sink, 'valid/loss': loss}, source=source)
 
 
@@ -47,7 +47,7 @@ ROWS = {
     'kv': make_row('kv', 72.76, 0.04, 3.72),
     'k': make_row('k', 73.34, 0.00, 3.72, value='zero'),
     'v': dict(
-        diff={'model.columns.kind': 'v'},
+        diff={'model.learned_kv.kind': 'v'},
         published={'sink/1': 17.53, 'valid/loss': 3.73},
         source=f'{GU_V1}, Table 3',
     ),
@@ -67,7 +67,7 @@ ROWS = {
     'k_width_32': make_narrow_key_row(32, 51.23, 1.94, 3.73),
     'k_width_64': make_narrow_key_row(64, 69.19, 0.04, 3.72),
     'logit': dict(
-        diff={'model.columns.kind': 'logit'},
+        diff={'model.learned_kv.kind': 'logit'},
         published={},
         source='gpt-oss (OpenAI, 2025)',
         note='A learned score without key and value. No sink result was published.',
