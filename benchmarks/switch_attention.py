@@ -6,8 +6,8 @@
 For each seed, a run with softmax attention and one with sigmoid attention (the row `sigmoid_apple`) are trained at
 the size quickstart, with a checkpoint at each of SWITCH_STEPS. From each checkpoint a warm start continues with the
 other attention to the last step. Parameters, optimizer state, schedule and the order of the data continue; nothing
-else differs. Finished runs are not trained again, so the command can be stopped and repeated. --write only reads the runs,
-and writes docs/results/switch.json, switch.png and the table of mechanism.md.
+else differs. Finished runs are not trained again, so the command can be stopped and repeated. --write only reads the
+runs, and writes docs/results/switch.json, switch.png and the table of mechanism.md.
 """
 
 import argparse

@@ -63,7 +63,8 @@ def make_size_claim(row):
         ('<', 'less') if count_millions(SHAPES[name]) < count_millions(SHAPES[REFERENCE]) else ('>', 'more')
     )
     tokens = 'as many tokens' if suffix else 'tokens in proportion'
-    model, reference_model = name.upper(), REFERENCE.upper()
+    model = name.upper()
+    reference_model = REFERENCE.upper()
     statement = (
         f'A model of {model} parameters, trained on {tokens}, has {word} of a sink than one of {reference_model}.'
     )

@@ -115,14 +115,17 @@ def table(rows, base=None, sizes=SIZES, default_size='paper'):
 
     def get_config(row=None, size=default_size):
         check_name(row, rows, 'row')
-        config, sized_config, unsized_config = baseline(size), baseline(size), make_config(base or {})
+        config = baseline(size)
+        sized_config = baseline(size)
+        unsized_config = make_config(base or {})
         for path, value in rows[row]['diff'].items():
             if isinstance(value, FactorOfSize | SizeScaledValue):
                 value = value.resolve(path, unsized_config, sized_config)
             set_field(config, path, value)
         return config
 
-    get_config.baseline, get_config.sizes = baseline, tuple(sizes)
+    get_config.baseline = baseline
+    get_config.sizes = tuple(sizes)
     return get_config
 
 

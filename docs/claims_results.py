@@ -250,7 +250,8 @@ def fit_size_slope(claims_data: dict, names: list[str]) -> tuple[float, float, f
 
 def format_size_section(claims_data: dict) -> str:
     """Format the table of sizes, and the slopes over all sizes, without the smallest and without the two smallest."""
-    names, slopes = [*model_size.SHAPES], []
+    names = [*model_size.SHAPES]
+    slopes = []
     for smallest in range(3):
         slope, low, high, num_runs = fit_size_slope(claims_data, names[smallest:])
         sizes = f'{names[smallest].upper()} to {names[-1].upper()}'
@@ -263,16 +264,16 @@ def format_size_section(claims_data: dict) -> str:
 
 def format_readme_table(entries: Mapping[str, dict], claims_data: dict) -> str:
     """Format Sink_1 of softmax and of a changed model, published and ours, with the difference and the verdict."""
-    claims, rows = load_claims('claims', 'quickstart'), []
+    claims = load_claims('claims', 'quickstart')
+    rows = []
     for name in README_CLAIMS:
-        claim, entry = claims[name], entries[name]
+        claim = claims[name]
+        entry = entries[name]
         numbers = claims_command.collect_published_numbers({name: claim})
         published, ours = [], []
         for reading in (claim.right, claim.left):
-            value, sinks = (
-                numbers[reading.row].get(reading.metric),
-                list_values(claims_data, reading.row, reading.metric),
-            )
+            value = numbers[reading.row].get(reading.metric)
+            sinks = list_values(claims_data, reading.row, reading.metric)
             published.append('' if value is None else f'{value:.1f}')
             ours.append(f'{np.mean(sinks):.1f} ± {np.std(sinks, ddof=1):.1f}')
         difference = report.format_mean_and_interval(entry, 1)

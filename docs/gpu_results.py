@@ -46,7 +46,8 @@ def format_sessions() -> str:
 
 def format_kernels() -> str:
     """Return the largest errors of each backend, the cells above MAX_ERROR, and the errors of special cells."""
-    cells, planned = read_results('kernels')['cells'], gpu_kernels.make_cells(is_tiny=False)
+    cells = read_results('kernels')['cells']
+    planned = gpu_kernels.make_cells(is_tiny=False)
     lines, problems = [], []
     for backend in gpu_kernels.BACKENDS:
         names = [name for name, cell in planned.items() if cell['backend'] == backend]
@@ -72,7 +73,9 @@ def format_kernels() -> str:
 
 def format_attention() -> str:
     """Return TFLOP/s of attention, a line for each shape and direction."""
-    cells, lines, total = read_results('speed')['cells'], [], 0
+    cells = read_results('speed')['cells']
+    lines = []
+    total = 0
     for name, cell in gpu_speed.make_cells(is_tiny=False).items():
         for direction in gpu_speed.DIRECTIONS if 'width' in cell else ():
             total += 1
@@ -86,7 +89,9 @@ def format_attention() -> str:
 
 def format_steps() -> str:
     """Return milliseconds, MFU and planned memory of training steps, a line for each model and variant."""
-    cells, lines, total = read_results('speed')['cells'], [], 0
+    cells = read_results('speed')['cells']
+    lines = []
+    total = 0
     for name, cell in gpu_speed.make_cells(is_tiny=False).items():
         for variant in (*gpu_speed.STEP_VARIANTS, gpu_speed.PLAIN_JAX) if 'model' in cell else ():
             total += 1

@@ -52,7 +52,8 @@ def format_our_numbers(row: str, row_info: dict) -> str:
     runs = find_our_runs(row)
     if runs is None:
         return '-'
-    ends, published = [run['end'] for run in runs.values()], row_info['published']
+    ends = [run['end'] for run in runs.values()]
+    published = row_info['published']
     parts = []
     for name in ('sink/1', *(name for name in ('sink/2', 'sink/star') if name in published), 'valid/loss'):
         if values := [end[name] for end in ends if name in end]:
@@ -71,6 +72,7 @@ def format_our_numbers(row: str, row_info: dict) -> str:
 
 def format_spread(values: list[float], name: str) -> str:
     """Format the mean and, of several values, the standard deviation."""
-    stats, info = summarize_values(values), find_metric_info(name)
+    stats = summarize_values(values)
+    info = find_metric_info(name)
     digits = 1 if info and info.unit == '%' else 3
     return f'{stats["mean"]:.{digits}f}' + ('' if stats['sd'] is None else f' ± {stats["sd"]:.{digits}f}')

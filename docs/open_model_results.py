@@ -93,7 +93,8 @@ def format_machines(results: Results) -> str:
 
 def format_experiment(name: str, results: Results) -> str:
     """Return one section: what was published, what was measured, and whether the statements hold."""
-    experiment, entries = EXPERIMENTS[name], results['experiments'][name]
+    experiment = EXPERIMENTS[name]
+    entries = results['experiments'][name]
     markdown = f'## {experiment["title"]}\n\nSource: {experiment["source"].rstrip(".")}. {experiment["note"]}\n\n'
     markdown += format_headline_table(experiment, entries) if experiment['published'] else ''
     markdown += TABLE_FORMATS.get(name, format_numbers)(experiment, entries)
@@ -115,7 +116,8 @@ def format_experiment(name: str, results: Results) -> str:
 
 def format_headline_table(experiment: dict, entries: dict) -> str:
     """Return a table of the first metric: published values, and below them ours, a column for each variant."""
-    metric, variants = experiment['metrics'][0], list(experiment['variants'])
+    metric = experiment['metrics'][0]
+    variants = list(experiment['variants'])
     lines = []
     for model, values in experiment['published'].items():
         cells = ['-' if values.get(variant) is None else f'{values[variant]:.2f}' for variant in variants]

@@ -151,9 +151,11 @@ class ConfigField:
 def list_config_fields(config_class: type = Spec, prefix: str = '') -> Iterator[ConfigField]:
     """Yield all fields of the config, in the order of the dataclasses of sinklab/config/spec.py."""
     default_config = default.get_config()
-    hints, meanings = get_type_hints(config_class, include_extras=True), read_field_docstrings(config_class)
+    hints = get_type_hints(config_class, include_extras=True)
+    meanings = read_field_docstrings(config_class)
     for field in dataclasses.fields(config_class):
-        path, hint = f'{prefix}{field.name}', hints[field.name]
+        path = f'{prefix}{field.name}'
+        hint = hints[field.name]
         if dataclasses.is_dataclass(hint):
             yield from list_config_fields(hint, f'{path}.')
             continue

@@ -79,7 +79,9 @@ class TutorialRunner:
     """Runner of the blocks of a page in a folder, with environment variables in addition to those of this process."""
 
     def __init__(self, folder: Path, environment: dict[str, str] | None = None):
-        self.folder, self.namespace, self.last_output = folder, {}, ''
+        self.folder = folder
+        self.namespace = {}
+        self.last_output = ''
         self.variables = {**os.environ, 'COLUMNS': TERMINAL_COLUMNS, **(environment or {})}
 
     def run_block(self, block: Block) -> None:

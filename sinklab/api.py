@@ -257,7 +257,8 @@ class OpenedModel:
         Raises:
             UserError: There is no such metric, a label is `without`, or a text or an edit does not fit the model.
         """
-        ids_PT, rows = self.ids(text), {}
+        ids_PT = self.ids(text)
+        rows = {}
         labelled = edits if isinstance(edits, Mapping) else {'with': edits}
         if 'without' in labelled:
             raise UserError('the label without is that of the numbers without edits; give another one')

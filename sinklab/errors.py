@@ -28,7 +28,8 @@ def format_error(error: BaseException, with_type: bool = False, max_length: int 
         with_type: Whether the name of its type stands before the message. If there is no message, it stands alone.
         max_length: Maximum number of characters of the message; None: no maximum.
     """
-    name, message = type(error).__name__, shorten_text(str(error), max_length)
+    name = type(error).__name__
+    message = shorten_text(str(error), max_length)
     return f'{name}: {message}' if with_type and message else message or name
 
 

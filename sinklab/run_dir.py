@@ -54,7 +54,8 @@ class RunDir:
     def __init__(self, path: str | os.PathLike, is_writable: bool = True):
         if not str(path):
             raise UserError('the path of the run folder is empty; give a folder')
-        self.path, self.is_writable = parse_path(path), is_writable
+        self.path = parse_path(path)
+        self.is_writable = is_writable
 
     def __str__(self) -> str:
         return str(self.path)
@@ -163,7 +164,8 @@ class RunDir:
 
         A damaged line is skipped with a warning, and the last line without one: a run may be writing it.
         """
-        path, records = self.path / METRICS_FILE, []
+        path = self.path / METRICS_FILE
+        records = []
         lines = path.read_bytes().split(b'\n') if path.exists() else []
         for number, line in enumerate(lines, 1):
             try:
@@ -203,7 +205,9 @@ class MetricsWriter:
     """
 
     def __init__(self, run_dir: RunDir, resume_step: int, check_owner: Callable[[], None] = lambda: None):
-        self.target, self.check_owner, self.upload_time = run_dir.path / METRICS_FILE, check_owner, time.monotonic()
+        self.target = run_dir.path / METRICS_FILE
+        self.check_owner = check_owner
+        self.upload_time = time.monotonic()
         self.file = self.temporary_dir = None
         if not run_dir.is_writable:
             return

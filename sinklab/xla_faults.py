@@ -44,7 +44,8 @@ def check_cpu_sums() -> None:
     rows = np.zeros((CHECKED_ROWS, 3), np.float32)
     rows[:, 0] = np.arange(CHECKED_ROWS)
     squared_norms = jax.jit(jax.vmap(lambda row: jnp.sum((jnp.eye(3) @ row) ** 2)))(rows)
-    computed, expected = float(squared_norms[-1]), float(CHECKED_ROWS - 1) ** 2
+    computed = float(squared_norms[-1])
+    expected = float(CHECKED_ROWS - 1) ** 2
     if computed != expected:
         is_set = FUSION_FLAG in os.environ.get('XLA_FLAGS', '')
         remedy = f'remove {FUSION_FLAG} from XLA_FLAGS' if is_set else 'import sinklab before jax computes'

@@ -137,7 +137,8 @@ class EditArrays:
         Raises:
             UserError: The function of the edit returns a wrong shape, or there is no other token for a mean.
         """
-        xp, (size, num_heads, width) = array_BSHX.__array_namespace__(), array_BSHX.shape[1:]
+        xp = array_BSHX.__array_namespace__()
+        (size, num_heads, width) = array_BSHX.shape[1:]
         index_N = num_before + self.positions
         is_edited_S11 = find_members(xp, index_N, size)[:, None, None]
         new_BSHX = self.compute_values(array_BSHX, index_N, is_edited_S11, num_before)
@@ -153,7 +154,8 @@ class EditArrays:
         """Return the new values; entries of S that are not in `index_N` are not used. Any axis may be 1."""
         if self.function is None:
             return self.number
-        xp, index_S = array_BSHX.__array_namespace__(), np.arange(array_BSHX.shape[1])
+        xp = array_BSHX.__array_namespace__()
+        index_S = np.arange(array_BSHX.shape[1])
         if callable(self.function):
             inverse_S = xp.searchsorted(index_N, index_S).clip(0, len(index_N) - 1)
             return call_function(self.function, array_BSHX[:, index_N])[:, inverse_S]

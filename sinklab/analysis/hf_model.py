@@ -366,7 +366,8 @@ class HFModel:
                 raise UserError(f'{self.name} has no BOS; remove --bos=force')
             return [self.tokenizer.bos_token_id]
         for text in ('a', 'A', '0', '.', ' '):  # a tokenizer may ignore some of them
-            ids, text_ids = self.tokenizer(text)['input_ids'], self.encode_text(text)
+            ids = self.tokenizer(text)['input_ids']
+            text_ids = self.encode_text(text)
             starts = (start for start in range(len(ids)) if ids[start : start + len(text_ids)] == text_ids)
             if text_ids and (start := next(starts, None)) is not None:
                 return ids[:start]
@@ -379,7 +380,8 @@ class HFModel:
         return self.tokenizer(text, add_special_tokens=False, verbose=False)['input_ids']
 
     def encode(self, text: str) -> list[int]:
-        prefix_ids, ids = self.prefix_ids, self.encode_text(text)
+        prefix_ids = self.prefix_ids
+        ids = self.encode_text(text)
         ids = ids if prefix_ids and ids[: len(prefix_ids)] == prefix_ids else [*prefix_ids, *ids]
         if unknown_ids := [token_id for token_id in ids if token_id >= self.vocabulary]:
             raise UserError(

@@ -337,7 +337,8 @@ class MeasureJob:
         return [dict(claim=claim, number=number, holds=holds) for claim, number, holds in judged]
 
     def measure_input(self, name: str, on_progress: ProgressFn, names: tuple[str, ...] | None) -> Measurement:
-        ids_PT, position_T = self.ids_by_input[name], self.request.position_T
+        ids_PT = self.ids_by_input[name]
+        position_T = self.request.position_T
         overrides = self.request.context_overrides | dict(repeated=name == 'repeated')
         measurement = measure_model(self.model, ids_PT, position_T, on_progress, names, **overrides)
         if not self.request.loss:

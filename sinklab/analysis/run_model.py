@@ -56,7 +56,10 @@ class RunModel:
     """
 
     def __init__(self, run_dir: RunDir, step: int, bos: BosMode = 'auto', dtype: str | None = None):
-        self.run_dir, self.step, self.bos, self.spec = run_dir, step, bos, apply_bos(read_spec(run_dir), bos)
+        self.run_dir = run_dir
+        self.step = step
+        self.bos = bos
+        self.spec = apply_bos(read_spec(run_dir), bos)
         if dtype:
             self.spec = dataclasses.replace(self.spec, model=dataclasses.replace(self.spec.model, dtype=dtype))
         self.name = f'{run_dir}@{step}'
@@ -83,7 +86,8 @@ class RunModel:
 
     @property
     def editable_arrays(self) -> dict[str, EditableArray]:
-        model, layers = self.spec.model, range(self.spec.model.layers)
+        model = self.spec.model
+        layers = range(self.spec.model.layers)
         return dict(
             attention=EditableArray(layers, model.heads),
             key=EditableArray(layers, model.heads, model.head_width),
@@ -152,7 +156,8 @@ class RunModel:
         )
 
     def is_causal_softmax(self, length: int) -> bool:
-        operation, context = self.spec.model.attention, self.make_context(length)
+        operation = self.spec.model.attention
+        context = self.make_context(length)
         sees_whole_text = context.reach == length and not context.prefix and not context.learned_keys
         sees_whole_text = sees_whole_text and (self.spec.model.mask.window or length) >= length
         sees_whole_text = (
@@ -195,10 +200,8 @@ class RunModel:
         position_T: np.ndarray | None = None,
         on_progress: ProgressFn = ignore_progress,
     ) -> dict[str, np.ndarray]:
-        program, batch_size = (
-            self.make_program(jit_capture, extract, make_hashable(position_T), self.edits is not None),
-            self.choose_batch_size(check_length(self, ids_PT)),
-        )
+        program = self.make_program(jit_capture, extract, make_hashable(position_T), self.edits is not None)
+        batch_size = self.choose_batch_size(check_length(self, ids_PT))
         with jax.set_mesh(self.mesh):
             return run_in_batches(functools.partial(self.run_on_device, program), ids_PT, batch_size, on_progress)
 

@@ -115,7 +115,8 @@ def measure_error(name: str, problem: AttentionProblem) -> float:
     """
     problem = problem.smaller or problem
     rng = np.random.default_rng(0)
-    num_keys, num_heads = problem.spec.num_learned_kv + problem.spec.mask.max_end, problem.heads
+    num_keys = problem.spec.num_learned_kv + problem.spec.mask.max_end
+    num_heads = problem.heads
     shapes = (
         (problem.num_queries, num_heads, problem.width),
         (num_keys, problem.kv_heads or num_heads, problem.width),

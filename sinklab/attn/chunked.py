@@ -21,7 +21,8 @@ MAX_UNROLLED_CHUNKS = 4  # number of chunks up to which each is a group of its o
 
 def attend(query_BTHK: jax.Array, key_BSGK: jax.Array, value_BSGK: jax.Array, spec: AttentionSpec) -> AttentionOutput:
     """Compute `reference.attend` one chunk of queries at a time, forward and backward."""
-    length, num_learned_kv = query_BTHK.shape[1], spec.num_learned_kv
+    length = query_BTHK.shape[1]
+    num_learned_kv = spec.num_learned_kv
     query_chunks = split_into_chunks(query_BTHK, spec, choose_chunk_size(length))
     num_chunks, chunk = query_chunks[0].shape[0], query_chunks[0].shape[2]
     bounds_2T = spec.mask.pad(after=num_chunks * chunk - length).bounds_2T
@@ -100,7 +101,8 @@ def split_into_chunks(
     mask = spec.mask.pad(after=num_chunks * chunk_size - length)
 
     def split(array: jax.Array | np.ndarray, axis: int = 1) -> jax.Array | np.ndarray:
-        xp, padding = np if isinstance(array, np.ndarray) else jnp, num_chunks * chunk_size - array.shape[axis]
+        xp = np if isinstance(array, np.ndarray) else jnp
+        padding = num_chunks * chunk_size - array.shape[axis]
         if padding:
             array = xp.pad(array, [(0, padding if n == axis else 0) for n in range(array.ndim)])
         return xp.moveaxis(

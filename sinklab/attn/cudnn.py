@@ -44,7 +44,8 @@ def attend(
     jax rounds the log-sum-exp to the dtype of the output, so that weights that are recomputed from the row statistics
     have a relative error of up to 3 % in bfloat16.
     """
-    num_previous_keys, gain = find_causal_window(spec.mask), spec.operation.gain
+    num_previous_keys = find_causal_window(spec.mask)
+    gain = spec.operation.gain
     attend_on_device = functools.partial(
         jax.nn.dot_product_attention,
         scale=spec.operation.scale,

@@ -248,7 +248,8 @@ def find_entry(kind: str, value: Any, table: Mapping[str, Entry], entry_class: t
 def make_mask(num_queries: int, num_keys: int, is_causal: bool, local_window_size: Window | None) -> Mask:
     """Make the mask of `is_causal` and `local_window_size`; query i has the position of key i."""
     query_T = np.arange(num_queries, dtype=np.int32)
-    start_T, end_T = np.zeros_like(query_T), np.full_like(query_T, num_keys)
+    start_T = np.zeros_like(query_T)
+    end_T = np.full_like(query_T, num_keys)
     if is_causal:
         end_T = np.minimum(end_T, query_T + 1)
     if local_window_size is not None:

@@ -42,10 +42,8 @@ def attend(
     def reduce_text(reduction: Reduction, kernel_spec: KernelSpec):
         return run_kernels(kernels, reduction, kernel_spec, *text)
 
-    reduction, kernel_spec = (
-        choose_reduction(operation, needs_abs_weight_sum),
-        make_kernel_spec(spec, query_BTHK.shape[-1]),
-    )
+    reduction = choose_reduction(operation, needs_abs_weight_sum)
+    kernel_spec = make_kernel_spec(spec, query_BTHK.shape[-1])
     numerator, total, abs_weight_sum, shift = REDUCERS[type(reduction)](
         reduce_text, reduction, kernel_spec, operation, column_BHTC
     )
@@ -113,7 +111,8 @@ def reduce_softmax(
 ):
     """Return (numerator_BTHK, total_BHT1, abs_weight_sum_BHT1, shift_BHT1) of the text, from softmax."""
     output_BTHK, (lse_BHT,) = reduce_text(reduction, kernel_spec)
-    power, lse = operation.power or 1.0, lse_BHT[..., None]
+    power = operation.power or 1.0
+    lse = lse_BHT[..., None]
     power_lse = lse
     if operation.power is not None:
         _, (power_lse_BHT,) = reduce_text(

@@ -73,7 +73,8 @@ def compute_mean_of_row_functions(
         return {name: value(attention_BHTS) for name, value in row_functions.items()}
 
     length = query_BTHK.shape[1]
-    chunk_size, rows_BHT = min(chunked.CHUNK_SIZE, length), [row_stats.shift_BHT, row_stats.z_BHT]
+    chunk_size = min(chunked.CHUNK_SIZE, length)
+    rows_BHT = [row_stats.shift_BHT, row_stats.z_BHT]
     chunks = chunked.split_into_chunks(query_BTHK, spec, chunk_size, rows_BHT)
     chunk_values = jax.lax.map(compute_chunk, jax.lax.stop_gradient(chunks))
     return {

@@ -23,10 +23,8 @@ class Mask:
     bounds_2T: np.ndarray
 
     def __and__(self, other: 'Mask') -> 'Mask':
-        start, end = (
-            np.maximum(self.bounds_2T[0], other.bounds_2T[0]),
-            np.minimum(self.bounds_2T[1], other.bounds_2T[1]),
-        )
+        start = np.maximum(self.bounds_2T[0], other.bounds_2T[0])
+        end = np.minimum(self.bounds_2T[1], other.bounds_2T[1])
         if self.is_static and other.is_static:
             return make_static_mask(start, end)
         start_BT = jnp.maximum(self.start_BT, other.start_BT)
@@ -52,7 +50,8 @@ class Mask:
 
     def pad(self, before: int = 0, after: int = 0) -> 'Mask':
         """Add queries before the first and after the last, which see no key."""
-        xp, width = np if self.is_static else jnp, ((0, 0), (before, after))
+        xp = np if self.is_static else jnp
+        width = ((0, 0), (before, after))
         start_BT, end_BT = (xp.pad(edge_BT, width) for edge_BT in (self.start_BT, self.end_BT))
         return Mask(start_BT, end_BT, np.pad(self.bounds_2T, width))
 

@@ -48,7 +48,8 @@ class Checkpointer:
         check_owner: Callable[[], None] = lambda: None,
     ):
         self.run_dir, self.retention_policy, self.data_fingerprint = run_dir, retention_policy, data_fingerprint
-        self.group, self.check_owner = group or ProcessGroup(), check_owner
+        self.group = group or ProcessGroup()
+        self.check_owner = check_owner
         self.pool = ThreadPoolExecutor(1, 'checkpoint')
         self.pending_save: Future[None] | None = None
         broadcast_from_primary(self.group, lambda: remove_unfinished_saves(run_dir))
@@ -141,7 +142,8 @@ class Checkpointer:
 
     def wait_until_finished(self) -> None:
         """Wait until the pending save is finished, and raise its error, if any."""
-        pending, self.pending_save = self.pending_save, None
+        pending = self.pending_save
+        self.pending_save = None
         if pending:
             pending.result()
 

@@ -116,7 +116,8 @@ def find_damage(checkpoint: Path, process: int = 0, num_processes: int = 1) -> s
     for name in names:
         if name not in found:
             return f'{name} is missing'
-        (size, digest), (found_size, found_digest) = files[name], found[name]
+        (size, digest) = files[name]
+        (found_size, found_digest) = found[name]
         is_comparable = digest.split()[:-1] == found_digest.split()[:-1]  # else it was copied from or to a bucket
         if found_size != size or (is_comparable and found_digest != digest):
             return f'{name} differs from what was saved'

@@ -23,7 +23,8 @@ ACTIONS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    subparsers, actions = parser.add_subparsers(dest='action', metavar='ACTION', required=True), {}
+    subparsers = parser.add_subparsers(dest='action', metavar='ACTION', required=True)
+    actions = {}
     for name, summary in ACTIONS.items():
         examples = [line for line in __doc__.splitlines() if f'sinklab checkpoint {name} ' in line]
         actions[name] = subparsers.add_parser(

@@ -140,7 +140,8 @@ def train_claim_runs(args: argparse.Namespace, extra_args: list[str], claims: di
     """
     from sinklab.sweep import results
 
-    layout, size = layout_flags.parse_layout(args), args.size or DEFAULT_SIZE
+    layout = layout_flags.parse_layout(args)
+    size = args.size or DEFAULT_SIZE
     seeds = parse_seeds(str(DEFAULT_NUM_SEEDS) if args.seeds is None else args.seeds)
     sweep.check_no_seed_overrides(extra_args)
     readings = [reading for name in args.names or claims for reading in claims[name].readings]

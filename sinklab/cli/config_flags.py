@@ -123,7 +123,8 @@ def load_run_config(run_dir: RunDir, run_name: str, override_args: list[str]) ->
     """
     from sinklab.configs import default
 
-    config, row = default.get_config(), dict(config='', row='', size=None, overrides={}) | run_dir.read_json('row')
+    config = default.get_config()
+    row = dict(config='', row='', size=None, overrides={}) | run_dir.read_json('row')
     config.update_from_flattened_dict(flatten_dict(dataclasses.asdict(read_spec(run_dir))))
     overrides = apply_overrides(config, override_args)
     if 'optimizer_defaults' in row and not row.get('from'):  # an imported model, not a training run
@@ -151,7 +152,8 @@ def parse_override(argument: str) -> tuple[str, str]:
         raise UserError(
             f'{argument} is unknown; write overrides as --config.optimizer.steps=100; for other options see --help'
         )
-    return name.removeprefix('--config.'), value
+    path = name.removeprefix('--config.').replace('model.columns.', 'model.learned_kv.')  # its earlier name
+    return path, value
 
 
 def apply_overrides(config: Any, override_args: list[str]) -> dict[str, str]:
@@ -242,7 +244,8 @@ def load_config_module(file: str, required_name: str = 'get_config') -> Any:
 
 def check_tables(module: Any, file: str) -> None:
     """Raise UserError if ROWS of a config file does not have the expected form."""
-    rows, place = getattr(module, 'ROWS', {}), 'ROWS'
+    rows = getattr(module, 'ROWS', {})
+    place = 'ROWS'
     try:
         msgspec.convert(rows, dict[str, Any])
         for row, row_info in rows.items():

@@ -58,12 +58,14 @@ def export_model(args: argparse.Namespace) -> int:
     from sinklab.hf import convert
 
     run_dir, step = resolve_checkpoint(args.run)
-    spec, out = read_spec(run_dir), parse_path(args.out)
+    spec = read_spec(run_dir)
+    out = parse_path(args.out)
     hf_config = convert.check_export(spec, out, args.length)
     tokenizer = find_run_tokenizer(run_dir, step, spec)
     params = checkpointer.restore_parameters(run_dir.path, step)
     parity_text = convert.export_model(spec, params, hf_config, tokenizer, make_absolute(out), args.dtype)
-    num_parameters, path = sum(leaf.size for leaf in jax.tree.leaves(params)), run_dir.checkpoint_dir / str(step)
+    num_parameters = sum(leaf.size for leaf in jax.tree.leaves(params))
+    path = run_dir.checkpoint_dir / str(step)
     print(f'{args.out}: {hf_config["model_type"]}, {num_parameters:,} parameters of {path}; {parity_text}')
     return 0
 
@@ -131,7 +133,8 @@ def write_imported_run(model_ref: str, source: Path, run_dir: RunDir, final_path
     from sinklab.hf import convert, files, gguf
 
     check_checkpoint_path(run_dir.path)
-    config, fields = default.get_config(), convert.make_config_fields(source, final_path)
+    config = default.get_config()
+    fields = convert.make_config_fields(source, final_path)
     try:
         config.update_from_flattened_dict(fine_tuning.IMPORTED_MODEL_OPTIMIZER | fields)
     except TypeError as error:
@@ -164,7 +167,8 @@ def get_cached_import(model_ref: str) -> RunDir:
 
     run_dir = get_import_dir(model_ref)
     if not run_dir.has_run():
-        source, root = find_importable_dir(model_ref), get_imports_root()
+        source = find_importable_dir(model_ref)
+        root = get_imports_root()
         temp_path = root / f'{run_dir.path.name}.{uuid.uuid4().hex[:8]}{TEMPORARY_SUFFIX}'
         with open_writable_folder(root):
             print(f'importing {model_ref} into {run_dir}', file=sys.stderr, flush=True)

@@ -79,7 +79,8 @@ class CommandParser(argparse.ArgumentParser):
 
     def suggest_option(self, option: str, takes_overrides: bool) -> str:
         """Suggest the option or the config field that the user may have meant; return '' if none is similar."""
-        options, exact = [name for name in self.list_options() if name != '--help'], []
+        options = [name for name in self.list_options() if name != '--help']
+        exact = []
         if takes_overrides:
             from sinklab.configs import default
             from sinklab.configs.table import list_fields

@@ -137,7 +137,8 @@ def run_job(model: 'MeasurableModel', request: 'MeasureRequest', names: tuple[st
     from sinklab.analysis.measure import make_job
     from sinklab.cli import terminal
 
-    job, console = make_job(model, request), terminal.make_console(stderr=True)
+    job = make_job(model, request)
+    console = terminal.make_console(stderr=True)
     columns = TextColumn('{task.description}', markup=False), BarColumn(), TaskProgressColumn(), TimeRemainingColumn()
     with Progress(*columns, console=console, transient=True, disable=not terminal.is_live(console)) as bar:
         task = bar.add_task(f'measuring {model.name}', total=job.num_sequences)
@@ -174,14 +175,16 @@ def print_measurements(reports: list[dict]) -> None:
     names = dict.fromkeys(name for report in reports for values in report['inputs'].values() for name in values)
     infos = [info for info in (*map(find_metric_info, PRINTED_METRICS), LOSS_INFO) if info.name in names]
     infos += [find_metric_info(name) for name in names if name.startswith('sink/1/T')]
-    headings, rows = ['inputs', *(info.label for info in infos), 'published Sink_1'], []
+    headings = ['inputs', *(info.label for info in infos), 'published Sink_1']
+    rows = []
     for report in reports:
         for name, values in report['inputs'].items():
             published = report['published'].get(name)
             cells = [format_metric(info.format_value, values.get(info.name)) for info in infos]
             rows.append([name, *cells, format_metric('{:.1f} %'.format, published)])
     if all(row[-1] == '-' for row in rows):
-        headings, rows = headings[:-1], [row[:-1] for row in rows]
+        headings = headings[:-1]
+        rows = [row[:-1] for row in rows]
     console = terminal.make_console(width=200)
     if len(reports) == 1:
         print(reports[0]['model'])

@@ -128,7 +128,8 @@ def print_store(args: argparse.Namespace, store: Any, length: int, batch_size: i
         summary |= dict(length=length, windows=windows, batch_size=batch_size, batches=num_batches)
         print(json.dumps(summary, indent=2))
         return
-    headings, rows = ('domain', 'split', 'documents', 'tokens', 'MB of text', 'bytes per token', 'windows'), []
+    headings = ('domain', 'split', 'documents', 'tokens', 'MB of text', 'bytes per token', 'windows')
+    rows = []
     for domain in store.meta['domains']:
         for split, split_windows in windows.items():
             counts = domain[split]

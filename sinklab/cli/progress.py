@@ -48,7 +48,8 @@ class LatestMetrics:
         if SPEED_METRIC in record:
             self.speed = f'{record[SPEED_METRIC]:,.0f}'
         if HEADLINE_METRIC.name in record:
-            self.sink, self.sink_step = HEADLINE_METRIC.format_value(record[HEADLINE_METRIC.name]), self.step
+            self.sink = HEADLINE_METRIC.format_value(record[HEADLINE_METRIC.name])
+            self.sink_step = self.step
 
     def format_line(self) -> str:
         """Format all metrics for a log; Sink_1 has its step if that is not the newest step."""
@@ -101,7 +102,8 @@ class ProgressDisplay:
     def add(self, name: str, steps: int) -> TaskID:
         """Add a run to the display, and return the key for its updates."""
         key = self.bars.add_task(name, total=steps, text='starting')
-        self.metrics[key], self.print_times[key] = LatestMetrics(steps), 0.0
+        self.metrics[key] = LatestMetrics(steps)
+        self.print_times[key] = 0.0
         return key
 
     def update(self, key: TaskID, *records: dict) -> None:

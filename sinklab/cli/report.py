@@ -45,7 +45,8 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
     from sinklab.report import runs, summary_table
 
     paths = [str(path) for pattern in args.runs for path in find_runs(pattern)]
-    loaded_runs, runs_dir = runs.read_runs(paths), choose_report_dir(paths)
+    loaded_runs = runs.read_runs(paths)
+    runs_dir = choose_report_dir(paths)
     out_dir = parse_path(args.out) if args.out else runs_dir
     write_report(out_dir, loaded_runs, args, results.read_verdicts(runs_dir))
     table = summary_table.make_run_table(loaded_runs)
@@ -114,7 +115,8 @@ def write_page(sweep_dir: Path) -> Path | None:
     """Write report.html of a sweep; return its path, or None if no run has started."""
     from sinklab.report import page, runs
 
-    file, paths = sweep_dir / 'report.html', [str(path) for path in list_sweep_runs(sweep_dir)]
+    file = sweep_dir / 'report.html'
+    paths = [str(path) for path in list_sweep_runs(sweep_dir)]
     if not paths:
         return None
     page.write_report_page(file, runs.read_runs(paths))

@@ -82,7 +82,8 @@ def get_default_cache(length: int) -> str:
 
 def decode_stream(tokenizer: 'Tokenizer', prompt_ids: list[int], generated_ids: Iterable[int]) -> Iterator[str]:
     """Decode generated tokens one by one, and yield new text once its UTF-8 characters are complete."""
-    ids, previous_text = list(prompt_ids), tokenizer.decode(prompt_ids)
+    ids = list(prompt_ids)
+    previous_text = tokenizer.decode(prompt_ids)
     for token_id in generated_ids:
         ids.append(token_id)
         current_text = tokenizer.decode(ids)

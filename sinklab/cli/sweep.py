@@ -172,7 +172,8 @@ def write_table(args: argparse.Namespace, extra_args: list[str], runs: list[Swee
     for name in dict.fromkeys(run.row for run in runs):
         row_runs = [run for run in runs if run.row == name]
         groups.append(make_run_group(row_runs[0].row_info | dict(overrides=overrides), row_runs))
-    rows, sweep_dir = sweep_table.make_sweep_table(groups), parse_path(args.workdir)
+    rows = sweep_table.make_sweep_table(groups)
+    sweep_dir = parse_path(args.workdir)
     with open_writable_folder(sweep_dir), atomic_write(sweep_dir / 'sweep.json') as temp_path:
         temp_path.write_text(format_json(rows) + '\n', encoding='utf-8')
     return rows, sweep_table.compute_spans(groups)

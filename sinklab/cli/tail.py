@@ -60,7 +60,8 @@ def follow_runs(folder: Path, display: 'ProgressDisplay') -> None:
                 continue
             ended_paths.discard(path)  # a sweep may have started it again
             if path not in followers:
-                run_dir, spec = RunDir(path), read_spec(RunDir(path))
+                run_dir = RunDir(path)
+                spec = read_spec(RunDir(path))
                 row = run_dir.read_json('row')['row'] or make_absolute(path).name
                 name = row if path == folder else f'{row}, seed {spec.seed}'
                 followers[path] = RunFollower(run_dir, ProgressCallback(display, name, spec))

@@ -157,7 +157,8 @@ def prepare_run(args: argparse.Namespace, extra_args: list[str], group: ProcessG
     from sinklab.parallel import device_mesh
     from sinklab.train.callbacks import parse_profile_steps
 
-    run_dir, from_flag = RunDir(args.workdir), args.from_flag
+    run_dir = RunDir(args.workdir)
+    from_flag = args.from_flag
     if from_flag and from_flag.startswith(MODEL_PREFIXES):
         if group.process_count > 1:
             raise UserError(
@@ -219,7 +220,8 @@ def parse_from_flag(from_flag: str) -> WarmStartFlag:
     """
     takes, _, run = from_flag.partition(':')
     if takes not in filter(None, get_args(WarmStartTakes)):
-        takes, run = '', from_flag
+        takes = ''
+        run = from_flag
     if not run:
         raise UserError(f'--from={from_flag} names no run; give {format_run_ref(f"--from={takes}", "RUN", "STEP")}')
     return WarmStartFlag(from_flag, takes, *parse_run_ref(run))
@@ -307,7 +309,8 @@ def print_results(run_dir: RunDir, row: dict, records: list[dict]) -> None:
     from sinklab.cli import terminal
     from sinklab.report import summary_table
 
-    name, console = row['row'] or row['config'], terminal.make_console(width=100)
+    name = row['row'] or row['config']
+    console = terminal.make_console(width=100)
     headings, rows = summary_table.make_metric_table(records, row.get('published') or {})
     console.print(f'{name}: done, {records[-1]["step"]} steps in {records[-1]["seconds"]:.0f} s', soft_wrap=True)
     terminal.print_table(console, headings, rows, left_columns=['what it is'], wrap_columns=['what it is'])

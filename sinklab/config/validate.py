@@ -44,7 +44,8 @@ def parse_config(config: Mapping[str, Any]) -> Spec:
         UserError: Fields are unknown, missing or invalid; or, if all fields are valid alone, some contradict each
             other. The message lists every error.
     """
-    values, field_types = flatten_dict(config, 'config'), get_field_types(Spec, 'config.')
+    values = flatten_dict(config, 'config')
+    field_types = get_field_types(Spec, 'config.')
     errors = [format_unknown_name(path, path, field_types) for path in values.keys() - field_types.keys()]
     if missing := [path for path in field_types if path not in values]:
         errors.append(f'{format_names(missing)} missing; start from configs/default.py, which has every field')
@@ -93,7 +94,9 @@ def find_errors(spec: Spec) -> Iterator[str]:
 
 
 def find_attention_errors(attention: AttentionConfig) -> Iterator[str]:
-    similarity, normalizer, path = attention.similarity, attention.normalizer, 'config.model.attention'
+    similarity = attention.similarity
+    normalizer = attention.normalizer
+    path = 'config.model.attention'
     normalizers = NORMALIZERS_BY_SIMILARITY.get(similarity, ())
     if normalizer not in normalizers:
         allowed = ', '.join(normalizers) or 'none; see NORMALIZERS_BY_SIMILARITY in sinklab/config/spec.py'
@@ -114,7 +117,9 @@ def find_attention_errors(attention: AttentionConfig) -> Iterator[str]:
 
 
 def find_learned_kv_errors(model: ModelConfig) -> Iterator[str]:
-    learned_kv, attention, path = model.learned_kv, model.attention, 'config.model.learned_kv'
+    learned_kv = model.learned_kv
+    attention = model.attention
+    path = 'config.model.learned_kv'
     kind, value = learned_kv.kind, learned_kv.value
     if kind in ('none', 'sink_token') and (learned_kv.shared or learned_kv.key_width):
         yield f'{path}.shared and key_width are not used by kind {kind}; omit them, or set kind to k, kv, v or logit'
@@ -178,7 +183,8 @@ def find_rotary_errors(rotary: RotaryConfig, position: str, section: str) -> Ite
 
 
 def find_global_layers_errors(model: ModelConfig) -> Iterator[str]:
-    global_layers, path = model.global_layers, 'config.model.global_layers'
+    global_layers = model.global_layers
+    path = 'config.model.global_layers'
     yield from find_rotary_errors(global_layers.rotary, global_layers.position, path)
     if global_layers.every is None:
         if global_layers != GlobalLayersConfig():
@@ -193,7 +199,9 @@ def find_global_layers_errors(model: ModelConfig) -> Iterator[str]:
 
 
 def find_mask_errors(spec: Spec) -> Iterator[str]:
-    mask, length, path = spec.model.mask, spec.data.length, 'config.model.mask'
+    mask = spec.model.mask
+    length = spec.data.length
+    path = 'config.model.mask'
     for name in ('prefix', 'window', 'block'):
         value = getattr(mask, name)
         if value and value >= length:
@@ -264,9 +272,12 @@ def find_data_errors(data: DataConfig, model: ModelConfig) -> Iterator[str]:
 
 def find_token_errors(data: DataConfig, model: ModelConfig) -> Iterator[str]:
     """Yield error messages about the vocabulary and the special tokens of text."""
-    end, fixed, path = data.end_token, data.fixed_token, 'config.data'
+    end = data.end_token
+    fixed = data.fixed_token
+    path = 'config.data'
     trains_tokenizer = data.tokenizer == 'train' and not data.source.startswith('store:')
-    vocabulary, given = model.vocabulary, f'{path}.end_token and fixed_token are {end} and {fixed}'
+    vocabulary = model.vocabulary
+    given = f'{path}.end_token and fixed_token are {end} and {fixed}'
     if trains_tokenizer and not MIN_TRAINED_VOCABULARY <= vocabulary <= MAX_TRAINED_VOCABULARY:
         limits = f'{MIN_TRAINED_VOCABULARY} (two special tokens and 256 bytes) to {MAX_TRAINED_VOCABULARY}'
         yield f'config.model.vocabulary is {vocabulary}; a tokenizer trained here has {limits} ids'
@@ -279,7 +290,10 @@ def find_token_errors(data: DataConfig, model: ModelConfig) -> Iterator[str]:
 
 
 def find_probe_errors(spec: Spec) -> Iterator[str]:
-    probe, data, prefix, path = spec.probe, spec.data, spec.model.mask.prefix, 'config.probe'
+    probe = spec.probe
+    data = spec.data
+    prefix = spec.model.mask.prefix
+    path = 'config.probe'
     if probe.length > data.length:
         yield f'{path}.length is {probe.length}; use at most config.data.length={data.length} tokens'
     if probe.keys > probe.length:
@@ -303,7 +317,9 @@ def find_probe_errors(spec: Spec) -> Iterator[str]:
 
 
 def find_checkpoint_errors(checkpoint: CheckpointConfig) -> Iterator[str]:
-    keep_every, save_every, path = checkpoint.keep_every_steps, checkpoint.every_steps, 'config.checkpoint'
+    keep_every = checkpoint.keep_every_steps
+    save_every = checkpoint.every_steps
+    path = 'config.checkpoint'
     if keep_every and (not save_every or keep_every % save_every):
         given = f'{path}.keep_every_steps is {keep_every}, where {path}.every_steps={save_every} saves nothing'
         yield f'{given}; set it to a multiple, or to 0'

@@ -50,7 +50,8 @@ class Windows:
         with_fixed_token: bool = True,
     ):
         self.token_arrays, self.data, self.vocabulary, self.label = token_arrays, data, vocabulary, label
-        self.size, self.with_fixed_token = data.length + 1, with_fixed_token
+        self.size = data.length + 1
+        self.with_fixed_token = with_fixed_token
         self.ends = list(itertools.accumulate(len(tokens) // self.size for tokens in token_arrays))
         num_windows = self.ends[-1]
         if num_windows < 1:
@@ -68,7 +69,8 @@ class Windows:
     def __getitem__(self, number: int) -> np.ndarray:
         part = bisect.bisect_right(self.ends, number)
         start = (number - (self.ends[part - 1] if part else 0)) * self.size
-        tokens, end = self.token_arrays[part], start + self.size
+        tokens = self.token_arrays[part]
+        end = start + self.size
         ids_T = tokens.read_ids(start, end).astype(np.int32)
         if self.data.loss == 'assistant':
             ids_T = np.where(tokens.read_loss_mask(start, end), ids_T, exclude_from_loss(ids_T))

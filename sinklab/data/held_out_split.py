@@ -11,7 +11,8 @@ from sinklab.errors import UserError
 
 SAMPLE_CHARS = 1 << 26  # characters of the sample that the tokenizer is trained on
 # The whitespace between two words, and the number of characters in which it is searched.
-WORD_BORDER, MAX_BORDER_CHARS = re.compile(r'(?<=\S)\s+(?=\S)'), 1000
+WORD_BORDER = re.compile(r'(?<=\S)\s+(?=\S)')
+MAX_BORDER_CHARS = 1000
 
 
 def survey_corpus(source: Source, held_out: float, with_texts: bool) -> tuple[int, list[str]]:
@@ -83,7 +84,9 @@ def split_document(document: Document, held_out: float) -> tuple[Document, Docum
 
 def sample_pieces(source: Source, limit: int) -> list[str]:
     """Sample training texts of a large corpus: the first documents of the pieces, in order of their keys."""
-    chars_per_piece, num_chars, texts = max(SAMPLE_CHARS // len(source.pieces), SAMPLE_CHARS >> 10), 0, []
+    chars_per_piece = max(SAMPLE_CHARS // len(source.pieces), SAMPLE_CHARS >> 10)
+    num_chars = 0
+    texts = []
     for piece in sorted(source.pieces, key=lambda piece: hash_document_name(piece.name)):
         documents, _ = take_documents(piece.read(), chars_per_piece)
         texts += [
@@ -100,7 +103,8 @@ def take_documents(documents: Iterator[Document], size: int) -> tuple[list[Docum
 
     The document that exceeds `size` is included.
     """
-    first_documents, num_chars = [], 0
+    first_documents = []
+    num_chars = 0
     for document in documents:
         if not document.is_blank:
             first_documents.append(document)

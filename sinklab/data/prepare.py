@@ -114,9 +114,11 @@ def write_plan(folder: Path, recipe: Recipe, source: Source) -> dict[str, Any]:
     train = recipe.tokenizer == 'train'
     limit, texts = survey_corpus(source, recipe.held_out, train)
     if train:
-        text, name = tokenizer.train_tokenizer(texts, recipe.vocabulary), 'the tokenizer trained here'
+        text = tokenizer.train_tokenizer(texts, recipe.vocabulary)
+        name = 'the tokenizer trained here'
     else:
-        text, name = tokenizer.read_tokenizer_json(recipe.tokenizer), recipe.tokenizer
+        text = tokenizer.read_tokenizer_json(recipe.tokenizer)
+        name = recipe.tokenizer
     tokenizer.check_special_tokens(tokenizer.parse_tokenizer(text, name), recipe.end_token, recipe.fixed_token, name)
     digest = hashlib.sha256(text.encode()).hexdigest()
     plan = {**build_request(recipe, source), 'limit': limit, 'tokenizer_sha256': digest}
@@ -131,14 +133,16 @@ def read_plan(folder: Path, recipe: Recipe, source: Source) -> dict[str, Any] | 
     Raises:
         UserError: The earlier attempt had other settings or another source, or the folder has unrelated files.
     """
-    file, remedy = folder / RECIPE_FILE, f'delete {folder}, or give another folder'
+    file = folder / RECIPE_FILE
+    remedy = f'delete {folder}, or give another folder'
     if not file.exists():
         paths = folder.iterdir() if folder.is_dir() else ()
         earlier = (TOKENIZER_FILE, LOCK_FILE, TEMPORARY_SUFFIX)
         if unexpected := sorted(path.name for path in paths if not path.name.endswith(earlier)):
             raise UserError(f'{folder} contains files but no token store ({unexpected[0]}); give a new folder')
         return None
-    plan, request = read_json(file, remedy=remedy), build_request(recipe, source)
+    plan = read_json(file, remedy=remedy)
+    request = build_request(recipe, source)
     request['tokenizer_sha256'] = hash_file(folder / TOKENIZER_FILE)
     changes = [name for name, value in request.items() if plan.get(name) != value]
     if changes:
@@ -155,7 +159,10 @@ class ShardWriter:
     """
 
     def __init__(self, folder: Path, split: str, domain: str, number: int, masked: bool):
-        self.folder, self.split, self.domain, self.prefix = folder, split, domain, f'{split}-{number:03}'
+        self.folder = folder
+        self.split = split
+        self.domain = domain
+        self.prefix = f'{split}-{number:03}'
         self.suffixes = (IDS_SUFFIX, PREDICTED_SUFFIX) if masked else (IDS_SUFFIX,)
         self.shards: list[Shard] = []
         while (record := self.get_path('json')).exists():
@@ -176,7 +183,9 @@ class ShardWriter:
     def begin_document(self, document: Document) -> None:
         if not self.files:
             self.files = {suffix: self.get_path(suffix + TEMPORARY_SUFFIX).open('wb') for suffix in self.suffixes}
-            self.keys, self.starts, self.hasher = array.array('Q'), array.array('Q'), hashlib.sha256()
+            self.keys = array.array('Q')
+            self.starts = array.array('Q')
+            self.hasher = hashlib.sha256()
             self.tokens = self.bytes = self.largest_id = 0
         content = document.text.encode()
         self.keys.append(hash_document_name(document.name))
@@ -285,7 +294,8 @@ class StoreBuilder:
             num_chars += len(piece.text)
             if num_chars >= TASK_CHARS:
                 yield pieces
-                pieces, num_chars = [], 0
+                pieces = []
+                num_chars = 0
         if pieces:
             yield pieces
 
@@ -302,7 +312,8 @@ class StoreBuilder:
             self.num_read += 1
 
     def get_writer(self, document: Document) -> ShardWriter:
-        domain, split = document.domain, 'held_out' if hash_document_name(document.name) < self.limit else 'train'
+        domain = document.domain
+        split = 'held_out' if hash_document_name(document.name) < self.limit else 'train'
         if (split, domain) not in self.writers:
             domains = list(dict.fromkeys([*(name for _, name in self.writers), domain]))
             if len(domains) > MAX_DOMAINS:
@@ -343,7 +354,8 @@ class StoreBuilder:
 def write_meta(folder: Path, recipe: Recipe, source: Source, shards: list[Shard], dropped: Mapping[str, int]) -> None:
     """Write probe.npz and then meta.json, which marks a store as complete; delete the records of the shards."""
     store_tokenizer = tokenizer.load_tokenizer(folder / TOKENIZER_FILE)
-    vocabulary, rng = tokenizer.get_vocabulary_size(store_tokenizer), np.random.default_rng(0)
+    vocabulary = tokenizer.get_vocabulary_size(store_tokenizer)
+    rng = np.random.default_rng(0)
     with atomic_write(folder / PROBE_FILE) as temporary_path, temporary_path.open('wb') as file:
         np.savez(  # uniform over the vocabulary, and the same for all runs
             file,

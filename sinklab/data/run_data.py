@@ -177,7 +177,8 @@ def open_cached_store(data: DataConfig, vocabulary: int) -> Store:
 def check_store(store: Store, data: DataConfig, vocabulary: int) -> None:
     """Raise UserError if a store was prepared with settings other than those of the configuration."""
     for name in SHARED_SETTINGS:
-        store_value, config_value = store.meta[name], getattr(data, name)
+        store_value = store.meta[name]
+        config_value = getattr(data, name)
         if store_value != config_value:
             raise UserError(
                 f'{store} was prepared with {name} {store_value}, and config.data.{name} is {config_value}; '
@@ -236,7 +237,8 @@ def make_natural_probe(store: Store, probe: ProbeConfig, prefix_ids: list[int]) 
             f'config.probe needs {probe.sequences} sequences of {probe.length} tokens, but the held-out documents '
             f'have {count}; lower config.probe.sequences or length, or hold out more'
         )
-    chosen, number = [], 0
+    chosen = []
+    number = 0
     while len(chosen) < probe.sequences:
         candidates = np.flatnonzero(length >= (number + 1) * text_tokens)
         candidates = candidates[np.argsort(key[candidates])][: probe.sequences - len(chosen)]

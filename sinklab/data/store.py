@@ -170,7 +170,8 @@ class Store:
 
     def decode_beginnings(self, count: int) -> list[str]:
         """Decode the beginnings of the first `count` documents of each split."""
-        tokenizer, lines = self.load_tokenizer(), []
+        tokenizer = self.load_tokenizer()
+        lines = []
         for split in SPLITS:
             tokens = next(tokens for name in self.domains if len(tokens := self.get_tokens(split, name)))
             starts, _ = tokens.read_documents()
@@ -192,7 +193,8 @@ class Store:
         for shard in self.shards:
             for suffix in shard.sha256:
                 count = shard.documents if suffix == DOCUMENTS_SUFFIX else shard.tokens
-                path, size = self.path / f'{shard.name}.{suffix}', count * self.get_dtype(suffix).itemsize
+                path = self.path / f'{shard.name}.{suffix}'
+                size = count * self.get_dtype(suffix).itemsize
                 if not path.exists() or path.stat().st_size != size:
                     raise UserError(f'{self} is damaged: {path.name} is missing or has not {size:,} bytes; {REMEDY}')
         for name, digest in list_digests(self.meta, self.shards if with_shards else []).items():
@@ -217,11 +219,13 @@ class TokenArray:
         return self.read(PREDICTED_SUFFIX, start, end)
 
     def read(self, suffix: str, start: int, end: int) -> np.ndarray:
-        number, parts = bisect.bisect_right(self.starts, start) - 1, []
+        number = bisect.bisect_right(self.starts, start) - 1
+        parts = []
         while start < end:
             first = self.starts[number]
             parts.append(self.store.get_array(self.shards[number], suffix)[start - first : end - first])
-            start, number = self.starts[number + 1], number + 1
+            start = self.starts[number + 1]
+            number = number + 1
         return parts[0] if len(parts) == 1 else np.concatenate(parts)
 
     def read_documents(self) -> tuple[np.ndarray, np.ndarray]:
@@ -282,7 +286,8 @@ def copy_store(source: Path) -> Path:
         UserError: The store is damaged or unfinished, or the cache cannot be written.
     """
     meta, shards = read_meta(source)
-    folder, digests = get_cache_dir() / 'stores' / meta['digest'], list_digests(meta, shards)
+    folder = get_cache_dir() / 'stores' / meta['digest']
+    digests = list_digests(meta, shards)
     with lock_folder(folder, f'another process copies {source} to {folder}'):
         if (folder / META_FILE).exists():
             return folder

@@ -114,7 +114,8 @@ def split_text(text: str, tokenizer: Tokenizer) -> Iterator[str]:
     """
     end = 0
     while True:
-        start, end = end, len(text)
+        start = end
+        end = len(text)
         if end - start > MAX_ENCODED_CHARS:
             word_ends = itertools.islice(WORD_END.finditer(text, start + MAX_ENCODED_CHARS), MAX_CUT_TRIES)
             end = next((match.end() for match in word_ends if is_safe_cut(tokenizer, text, match.end())), end)

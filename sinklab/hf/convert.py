@@ -135,7 +135,8 @@ def parse_hf_config(hf_config: Mapping[str, Any], name: str) -> dict[str, Any]:
         raise UserError(f'{name}: {problem}')
     heads, kv_heads = config['num_attention_heads'], config['num_key_value_heads']
     layer_fields = parse_layers(config, name)
-    max_length, window = config['max_position_embeddings'], layer_fields['mask.window']
+    max_length = config['max_position_embeddings']
+    window = layer_fields['mask.window']
     length = 2 * window if window and window >= DEFAULT_LENGTH else DEFAULT_LENGTH
     fields = {
         **COMMON_FIELDS,
@@ -195,8 +196,10 @@ def parse_layers(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     Raises:
         UserError: Layers differ otherwise than our global layers do.
     """
-    model_type, window = MODEL_TYPES[config['model_type']], config.get('sliding_window')
-    rope, layer_types = config['rope_parameters'], config.get('layer_types') or ()
+    model_type = MODEL_TYPES[config['model_type']]
+    window = config.get('sliding_window')
+    rope = config['rope_parameters']
+    layer_types = config.get('layer_types') or ()
     is_windowed = window is not None and window < config['max_position_embeddings'] and model_type.has_window
     if not model_type.has_global_layers and SLIDING in layer_types:
         raise UserError(f'{name}: sliding_window is {window} in some layers; only all layers of mistral can have one')
@@ -435,7 +438,8 @@ def make_config_fields(source_dir: Path, final_dir: Path) -> dict[str, Any]:
     """
     hf_config = files.read_json_object(source_dir / files.CONFIG_FILE)
     config_fields = parse_hf_config(hf_config, str(source_dir / files.CONFIG_FILE))
-    tokenizer, name = load_source_tokenizer(source_dir), str(source_dir / TOKENIZER_FILE)
+    tokenizer = load_source_tokenizer(source_dir)
+    name = str(source_dir / TOKENIZER_FILE)
     if (size := tokens.get_vocabulary_size(tokenizer)) > config_fields['model.vocabulary']:
         raise UserError(
             f'{name} has ids up to {size - 1}, and the vocab_size of {source_dir / files.CONFIG_FILE} is '
@@ -569,7 +573,8 @@ def write_model_files(
 
 # The tolerance is relative to the largest logit, at least 1. Rounding errors of float32 grow with the number of
 # layers, so that it is scaled by layers / SHALLOW_LAYERS above that number.
-RELATIVE_TOLERANCE, SHALLOW_LAYERS = 1e-5, 4
+RELATIVE_TOLERANCE = 1e-5
+SHALLOW_LAYERS = 4
 MIN_TOKENS, MAX_TOKENS = 64, 1024  # that are compared
 
 

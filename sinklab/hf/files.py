@@ -44,7 +44,8 @@ def import_hf_library(name: str) -> Any:
 def suppress_transformers_logs(transformers: Any) -> Iterator[None]:
     """Turn off progress bars and warnings of transformers."""
     logging = transformers.utils.logging
-    verbosity, has_progress_bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    verbosity = logging.get_verbosity()
+    has_progress_bars = logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:

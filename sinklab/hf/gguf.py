@@ -77,7 +77,8 @@ def find_gguf_file(model_ref: str) -> Path:
 
 def compute_identity(path: Path) -> str:
     """Compute a digest of a GGUF file's path, size and modification time, and of what converts it."""
-    stat, version = path.stat(), import_hf_library('transformers').__version__
+    stat = path.stat()
+    version = import_hf_library('transformers').__version__
     identity = str(path.resolve()), stat.st_size, stat.st_mtime_ns, CONVERSION_VERSION, version
     return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
 

@@ -31,7 +31,8 @@ def compute_score_parts(query_LPTHK, key_LPTHK):
 
 def average_first_and_others(value_LPHTS):
     """Average over the queries i > 1 their value with key 1, and their mean value with the keys 2..i, as _LPH2."""
-    xp, length = value_LPHTS.__array_namespace__(), value_LPHTS.shape[-1]
+    xp = value_LPHTS.__array_namespace__()
+    length = value_LPHTS.shape[-1]
     others = xp.tril(value_LPHTS)[..., 1:, 1:].sum(-1) / xp.arange(1, length)
     return xp.stack([value_LPHTS[..., 1:, 0].mean(-1), others.mean(-1)], -1)
 
@@ -55,14 +56,16 @@ def compute_effective_rank(key_LPHK) -> np.ndarray:
     squared_norm_LH = (key_LHPK**2).sum((-1, -2))
     key_LHPK -= key_LHPK.mean(-2, keepdims=True)
     gram = key_LHPK @ key_LHPK.swapaxes(-1, -2)  # has the eigenvalues of the covariance
-    total, squares = gram.trace(0, -2, -1), (gram**2).sum((-1, -2))
+    total = gram.trace(0, -2, -1)
+    squares = (gram**2).sum((-1, -2))
     has_variance = total > KEY_TOLERANCE**2 * squared_norm_LH
     return np.where(has_variance, total**2 / np.where(has_variance, squares, 1), 1)
 
 
 def select_keys(key_LPSHK, context: MetricContext) -> dict:
     """Select the keys of the first token and of the middle token."""
-    first, middle = context.learned_keys, context.learned_keys + context.length // 2
+    first = context.learned_keys
+    middle = context.learned_keys + context.length // 2
     return {'first_key_LPHK': key_LPSHK[:, :, first], 'middle_key_LPHK': key_LPSHK[:, :, middle]}
 
 

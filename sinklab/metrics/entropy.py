@@ -6,7 +6,8 @@ from sinklab.metrics.sink import normalize_rows
 
 def compute_row_entropy(attention_BHTS):
     """Compute -sum_j p_ij log p_ij in nats, with p_ij = |A_ij| / sum_j |A_ij| over learned keys and text."""
-    xp, share_BHTS = attention_BHTS.__array_namespace__(), normalize_rows(attention_BHTS)
+    xp = attention_BHTS.__array_namespace__()
+    share_BHTS = normalize_rows(attention_BHTS)
     return -(share_BHTS * xp.log(xp.where(share_BHTS > 0, share_BHTS, 1))).sum(-1)
 
 

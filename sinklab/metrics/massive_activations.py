@@ -23,8 +23,10 @@ STATISTICS = {
 def compute_activation_statistics(residual_LPTD) -> dict:
     """Compute the arrays of STATISTICS for the hidden states after each block, each _LP."""
     flat = residual_LPTD.astype('float32').reshape(*residual_LPTD.shape[:2], -1)
-    xp, size = flat.__array_namespace__(), abs(flat)
-    top, median = size.max(-1), xp.median(size, -1)
+    xp = flat.__array_namespace__()
+    size = abs(flat)
+    top = size.max(-1)
+    median = xp.median(size, -1)
     centred = flat - flat.mean(-1, keepdims=True)
     square = centred * centred
     is_massive = (size > MIN_MASSIVE_ENTRY) & (size > MIN_MEDIAN_RATIO * median[..., None])

@@ -53,7 +53,8 @@ def compute_bound_violations(attention, query, key, context: MetricContext) -> A
         bound_LPH: the largest excess over the bound of Proposition 4.
     """
     share = normalize_rows(attention)[..., context.learned_keys :]
-    xp, position_T = share.__array_namespace__(), np.arange(1, context.length + 1)
+    xp = share.__array_namespace__()
+    position_T = np.arange(1, context.length + 1)
     even_TS = np.tri(context.length) / position_T[:, None]
     product_LPH = (
         compute_norms(query).max(2) * compute_norms(key[:, :, context.learned_keys :]).max(2) / query.shape[-1] ** 0.5

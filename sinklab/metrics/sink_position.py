@@ -38,7 +38,8 @@ def compute_sink_positions(attention, context: MetricContext) -> Arrays:
 
 
 def compute_position_numbers(arrays: Arrays, context: MetricContext) -> dict[str, float]:
-    position, has_sink = arrays['place_LPH'], is_sink(arrays['most_LPH'])
+    position = arrays['place_LPH']
+    has_sink = is_sink(arrays['most_LPH'])
     count = max(1, int(has_sink.sum()))
     position_rates = {
         f'place/{k + 1}': 100 * float((has_sink & (position == k)).sum()) / count for k in range(context.keys)
@@ -49,14 +50,16 @@ def compute_position_numbers(arrays: Arrays, context: MetricContext) -> dict[str
 
 def compute_sink_token_arrays(attention, sink, context: MetricContext) -> Arrays:
     """Compute the norm of sink tokens, and their mean alpha over heads, which excludes an implicit key."""
-    first, count = context.learned_keys - sink.shape[-2], sink.shape[-2]
+    first = context.learned_keys - sink.shape[-2]
+    count = sink.shape[-2]
     alpha_LPHC = compute_learned_key_importance(normalize_rows(attention)[..., first:], count)
     return {'column_LPC': compute_norms(sink), 'received_LPC': alpha_LPHC.mean(2)}
 
 
 def compute_sink_norm_ratio(arrays: Arrays) -> np.ndarray:
     """Compute ||h_s|| over the mean norm of other tokens, _L; s is the token with the most attention in a text."""
-    received_PS, norm_LPS = np.mean(arrays['received_LPJ'], 0), np.asarray(arrays['norm_LPT'])
+    received_PS = np.mean(arrays['received_LPJ'], 0)
+    norm_LPS = np.asarray(arrays['norm_LPT'])
     if 'column_LPC' in arrays:
         received_PS = np.concatenate([np.mean(arrays['received_LPC'], 0), received_PS], -1)
         norm_LPS = np.concatenate([arrays['column_LPC'], norm_LPS], -1)

@@ -107,7 +107,8 @@ def make_attention_problem(model: spec.ModelConfig, length: int) -> AttentionPro
     A document mask is represented by that of three documents. The problem has a smaller one for the verification of
     backends, with fewer tokens and with two heads, which share their keys if some heads of the model do.
     """
-    learned_kv, document_BT = LEARNED_KV_KINDS[model.learned_kv.kind], None
+    learned_kv = LEARNED_KV_KINDS[model.learned_kv.kind]
+    document_BT = None
     if model.mask.document:
         document_BT = jnp.asarray(example_specs.make_document_starts(length))
     relative = POSITIONS[model.position](model, 1, nnx.Rngs(0)).make_relative_bias()
@@ -118,7 +119,9 @@ def make_attention_problem(model: spec.ModelConfig, length: int) -> AttentionPro
         attention_spec = dataclasses.replace(
             attention_spec, bias=dataclasses.replace(attention_spec.bias, learned_HC=jnp.zeros((1, 1)))
         )
-    widths, kv_heads, smaller = (model.head_width, get_value_width(model)), count_attended_kv_heads(model), None
+    widths = (model.head_width, get_value_width(model))
+    kv_heads = count_attended_kv_heads(model)
+    smaller = None
     if length > NUM_CHECKED_TOKENS or model.heads > NUM_CHECKED_HEADS:
         smaller_model = dataclasses.replace(
             model, heads=NUM_CHECKED_HEADS, kv_heads=1 if kv_heads < model.heads else None
@@ -133,7 +136,8 @@ def count_attended_kv_heads(model: spec.ModelConfig) -> int:
     These are the heads of the key and value projections, unless each query head has keys or values of its own:
     learned keys, or values that a gate reads or multiplies.
     """
-    learned_kv, gate = LEARNED_KV_KINDS[model.learned_kv.kind], GATES[model.gate]
+    learned_kv = LEARNED_KV_KINDS[model.learned_kv.kind]
+    gate = GATES[model.gate]
     has_learned_keys = learned_kv.num_keys > learned_kv.tokens_class.num_tokens
     has_gated_values = gate is not None and 'value' in (gate.input, gate.target)
     return model.heads if has_learned_keys or has_gated_values else model.num_kv_heads
@@ -180,7 +184,8 @@ class AttentionContext:
         Returns:
             The outputs of the heads, head_BTHK, and the requested `Intermediates`.
         """
-        query_BTHK, key_BTGK = feature_map(self.rotate(query_BTHK)), self.rotate(key_BTGK)
+        query_BTHK = feature_map(self.rotate(query_BTHK))
+        key_BTGK = self.rotate(key_BTGK)
         key_BSGK, value_BSGK = learned_kv.prepend(key_BTGK, value_BTGK)
         query_BTHK, key_BSGK, value_BSGK = (
             checkpoint_name(array, 'qkv') for array in (query_BTHK, feature_map(key_BSGK), value_BSGK)
@@ -313,10 +318,12 @@ class SelfAttention(nnx.Module):
     """
 
     def __init__(self, model: spec.ModelConfig, rngs: nnx.Rngs):
-        init, width = INITIALIZATIONS[model.initialization], model.head_width
+        init = INITIALIZATIONS[model.initialization]
+        width = model.head_width
         self.combination = COMBINATIONS[model.combination]
         value_width = get_value_width(model)
-        kv_axis, std = 'kv_heads' if model.kv_heads else 'heads', init.linear(model, model.width)
+        kv_axis = 'kv_heads' if model.kv_heads else 'heads'
+        std = init.linear(model, model.width)
         query_axes, kv_axes = (('embed', name, 'head_width') for name in ('heads', kv_axis))
         self.query_DHK = make_normal_param(rngs, (model.width, model.heads, width), std, query_axes, inputs=1)
         self.key_DHK = make_normal_param(rngs, (model.width, model.num_kv_heads, width), std, kv_axes, inputs=1)
@@ -329,7 +336,8 @@ class SelfAttention(nnx.Module):
         num_output_heads = self.combination.count_outputs(model.heads)
         axis = None if self.combination.sums_heads else 'heads'
         if self.combination.subtracts_heads:
-            shape, std = (model.width, num_output_heads, 1), init.linear(model, model.width)
+            shape = (model.width, num_output_heads, 1)
+            std = init.linear(model, model.width)
             self.gate_of_second_DHK = make_normal_param(rngs, shape, std, ('embed', axis, None), inputs=1)
         std = init.attention_output(model, num_output_heads * value_width)
         output_args = (num_output_heads, value_width, model.width), std, (axis, 'head_width', 'embed')

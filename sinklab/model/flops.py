@@ -30,7 +30,8 @@ def count_forward_flops(model: spec.ModelConfig, length: int) -> Flops:
 
     Only scores that the mask does not hide are counted: half of them under a causal mask.
     """
-    key_width, value_width = model.head_width, get_value_width(model)
+    key_width = model.head_width
+    value_width = get_value_width(model)
     num_output_parts = COMBINATIONS[model.combination].count_outputs(model.heads)
     projection_weights = (
         model.width * (model.heads + model.num_kv_heads) * key_width
@@ -55,7 +56,8 @@ def count_forward_flops(model: spec.ModelConfig, length: int) -> Flops:
 
 def count_gate_weights(model: spec.ModelConfig) -> int:
     """Count the entries of the matrix of the gate, once for each head that it is multiplied with."""
-    gate_kind, value_width = GATES[model.gate], get_value_width(model)
+    gate_kind = GATES[model.gate]
+    value_width = get_value_width(model)
     if gate_kind is None:
         return 0
     num_inputs = model.width if gate_kind.input == 'x' else value_width

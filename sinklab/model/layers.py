@@ -270,7 +270,8 @@ class Exclusion(nnx.Module):
     def __call__(self, head_BTHK: jax.Array, value_BTHK: jax.Array) -> jax.Array:
         if self.kind == 'none':
             return head_BTHK
-        head, value = head_BTHK.astype(jnp.float32), value_BTHK.astype(jnp.float32)
+        head = head_BTHK.astype(jnp.float32)
+        value = value_BTHK.astype(jnp.float32)
         component = (head * value).sum(-1, keepdims=True) / jnp.maximum((value**2).sum(-1, keepdims=True), 1e-12)
         share = self.share_H[...][:, None] if self.kind == 'gated' else 1
         return (head - share * component * value).astype(head_BTHK.dtype)

@@ -76,7 +76,8 @@ class LearnedKV(nnx.Module):
 class SinkTokenKV(LearnedKV):
     """Key and value of a sink token, which the sequence already contains."""
 
-    num_keys, tokens_class = 1, SinkToken
+    num_keys = 1
+    tokens_class = SinkToken
 
 
 class LearnedKey(LearnedKV):
@@ -86,7 +87,8 @@ class LearnedKey(LearnedKV):
 
     def __init__(self, model, value_width, rngs):
         self.key_HK = make_vector_param(model, model.learned_kv.key_width or model.head_width, rngs)
-        self.direction, self.value_norm = VALUE_DIRECTIONS[model.learned_kv.value], model.learned_kv.value_norm or 0.0
+        self.direction = VALUE_DIRECTIONS[model.learned_kv.value]
+        self.value_norm = model.learned_kv.value_norm or 0.0
 
     def prepend(self, key_BSHK, value_BSHK):
         value_HK = self.value_norm * self.direction(value_BSHK.shape[-1])[None]
@@ -118,7 +120,8 @@ class LearnedLogit(LearnedKV):
     num_keys = 1
 
     def __init__(self, model, value_width, rngs):
-        self.score_H, self.heads = make_vector_param(model, 1, rngs), model.heads
+        self.score_H = make_vector_param(model, 1, rngs)
+        self.heads = model.heads
 
     def prepend(self, key_BSHK, value_BSHK):
         zero_HK = jnp.zeros((1, 1))

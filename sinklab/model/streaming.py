@@ -109,13 +109,15 @@ class StreamingContext:
     position: PositionEncoding
     first_token_index: jax.Array  # index in the text of the first token being read
     kv_cache: KVCache
-    capture, edit = False, None
+    capture = False
+    edit = None
 
     def attend(
         self, query_BTHK, key_BTGK, value_BTGK, feature_map: nnx.Module, learned_kv: LearnedKV
     ) -> tuple[jax.Array, KVCache]:
         """Return the outputs of the heads and the new KV cache; see `AttentionContext.attend` for the arguments."""
-        new_kv, length = KeyValues(key_BTGK, value_BTGK), query_BTHK.shape[1]
+        new_kv = KeyValues(key_BTGK, value_BTGK)
+        length = query_BTHK.shape[1]
         first_kv = update_first_tokens(self.kv_cache.first, new_kv, self.first_token_index)
         recent_kv = jax.tree.map(lambda *parts: jnp.concatenate(parts, 1), self.kv_cache.recent, new_kv)
         kv_cache = KVCache(first_kv, slice_tokens(recent_kv, length, self.cache_config.num_recent))
@@ -131,7 +133,8 @@ class StreamingContext:
         recent tokens at consecutive positions. Keys of recent tokens are rotated once for all queries: scores depend
         only on distances.
         """
-        length, num_recent = query_BTHK.shape[1], self.cache_config.num_recent
+        length = query_BTHK.shape[1]
+        num_recent = self.cache_config.num_recent
         chunk_size = min(chunked.CHUNK_SIZE, length)
         num_chunks = -(-length // chunk_size)
         query_BTHK, recent_kv = pad_token_axis((query_BTHK, recent_kv), num_chunks * chunk_size - length)

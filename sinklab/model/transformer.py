@@ -91,9 +91,12 @@ class Transformer(nnx.Module):
     """LLaMA-style decoder for up to `length` tokens, with scanned blocks and without dropout."""
 
     def __init__(self, model: spec.ModelConfig, length: int, rngs: nnx.Rngs):
-        self.model, self.length, self.dtype = model, length, jnp.dtype(model.dtype)
+        self.model = model
+        self.length = length
+        self.dtype = jnp.dtype(model.dtype)
         init = INITIALIZATIONS[model.initialization]
-        embedding, linear = init.embedding(model, model.width), init.linear(model, model.width)
+        embedding = init.embedding(model, model.width)
+        linear = init.linear(model, model.width)
         shape = model.vocabulary, model.width
         self.embedding_VD = make_normal_param(rngs, shape, embedding, EMBEDDING_AXES, inputs=None)
         self.sink = LEARNED_KV_KINDS[model.learned_kv.kind].tokens_class(model, rngs)

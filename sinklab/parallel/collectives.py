@@ -71,7 +71,8 @@ def reduce_scatter(array: jax.Array, *logical_axes: str | None) -> jax.Array:
 
 def reduce_scatter_axes(sharded_dimensions: list[tuple[int, str]], array: jax.Array) -> jax.Array:
     for dimension, axis in sharded_dimensions:
-        moved, num_shards = jnp.moveaxis(array, dimension, 0), jax.lax.axis_size(axis)
+        moved = jnp.moveaxis(array, dimension, 0)
+        num_shards = jax.lax.axis_size(axis)
         local_rows = psum_scatter_rings(moved.reshape(num_shards, len(moved) // num_shards, -1), axis)
         array = jnp.moveaxis(local_rows.reshape(-1, *moved.shape[1:]), 0, dimension)
     return array

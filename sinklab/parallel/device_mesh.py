@@ -123,7 +123,8 @@ def compute_mesh_shape(layout: Layout, num_devices: int, num_slices: int = 1) ->
 
 def arrange_devices(mesh_shape: tuple[int, int, int], slices: list[list[jax.Device]]) -> np.ndarray:
     """Arrange devices as a mesh, with neighbors adjacent and slices along the first axis they divide."""
-    num_slices, slice_sizes = len(slices), {len(slice_devices) for slice_devices in slices}
+    num_slices = len(slices)
+    slice_sizes = {len(slice_devices) for slice_devices in slices}
     slice_axis = next((axis for axis, size in enumerate(mesh_shape[:2]) if size % num_slices == 0), None)
     if slice_axis is None or len(slice_sizes) > 1:
         raise UserError(

@@ -89,7 +89,8 @@ def make_gpu_devices(topology: str, chip_name: str) -> list[jax.Device]:
     Raises:
         UserError: The topology is not one Hopper node, or the compiler for GPUs is not installed.
     """
-    match, chip = re.fullmatch(r'(h100|h200):([1-8])', topology), CHIPS[chip_name]
+    match = re.fullmatch(r'(h100|h200):([1-8])', topology)
+    chip = CHIPS[chip_name]
     if not match:
         raise UserError(
             f'--topology={topology} is not supported; of GPUs give one node of Hopper, h100:1 to h100:8 or '

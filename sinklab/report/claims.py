@@ -126,7 +126,8 @@ def read_claim_metrics(run_dir: RunDir, outcome: str, metric_patterns: set[str])
     Raises:
         DamagedFileError: config.json is damaged.
     """
-    vocabulary, records = run_dir.read_json('config')['model']['vocabulary'], run_dir.read_records()
+    vocabulary = run_dir.read_json('config')['model']['vocabulary']
+    records = run_dir.read_records()
     first_metrics = compute_run_metrics([record for record in records if record['step'] == 0], None)
     last_metrics = compute_run_metrics(records, vocabulary) if outcome == 'done' else dict(fails=1.0)
 
@@ -221,7 +222,8 @@ def make_claim_entry(name: str, claim: Claim, runs: Mapping[str, dict], publishe
     interval = compute_difference_interval(values, is_binary)
     num_diverged = count_diverged(claim, runs, differences)
     failing_rows = list_failing_rows(claim, runs)
-    reason, seeds_needed = claim.untestable_reason, None
+    reason = claim.untestable_reason
+    seeds_needed = None
     if reason:
         verdict = 'not testable here'
     elif interval is None:

@@ -86,7 +86,8 @@ def make_sink_and_loss_figure(run_groups: list[RunGroup]) -> Figure | None:
         for index, run in enumerate(runs)
         if run.emergence and merge_emergence([run.emergence]).is_learned
     ]
-    loss_lines, loss_sentence = make_lines(run_groups, VALID_LOSS.name), VALID_LOSS.description
+    loss_lines = make_lines(run_groups, VALID_LOSS.name)
+    loss_sentence = VALID_LOSS.description
     if len(runs) <= MAX_RUNS_WITH_LOSSES and (train_lines := make_lines(run_groups, TRAIN_LOSS)):
         loss_sentence = 'lines are training batches, dots are held-out windows.'
         # Validation losses have few points. Members of a mean are left out.
@@ -116,20 +117,24 @@ def make_lines(run_groups: list[RunGroup], name: str) -> list[dict]:
         with its sample standard deviation. The kind of a run's line is `member` next to a mean and `only` otherwise.
     """
     max_points = int(np.clip(MAX_TOTAL_POINTS // len(list_runs(run_groups)), MIN_POINTS, MAX_POINTS))
-    lines, run_index = [], 0
+    lines = []
+    run_index = 0
     for group_index, run_group in enumerate(run_groups):
         mean_curve = compute_mean_curve(run_group.counted_runs, name)
         kind = 'member' if mean_curve else 'only'
         for run in run_group.runs:
             steps, values = run.get_curve(name)
             if steps:
-                x, y = np.int32(steps), np.float32(values)
+                x = np.int32(steps)
+                y = np.float32(values)
                 kept = select_extremes(y, max_points)
                 lines.append(dict(kind=kind, group=group_index, run=run_index, x=x[kept], y=y[kept]))
             run_index += 1
         if mean_curve:
             kept = select_evenly(len(mean_curve[0]), max_points)
-            x, y, sd = np.int32(mean_curve[0])[kept], np.float32(mean_curve[1])[kept], np.float32(mean_curve[2])[kept]
+            x = np.int32(mean_curve[0])[kept]
+            y = np.float32(mean_curve[1])[kept]
+            sd = np.float32(mean_curve[2])[kept]
             num_runs = len(run_group.counted_runs)
             lines.append(dict(kind='mean', group=group_index, run=None, n=num_runs, x=x, y=y, sd=sd))
     return lines
@@ -143,7 +148,8 @@ def select_extremes(values: np.ndarray, max_points: int) -> list[int]:
     """
     if len(values) <= max_points:
         return list(range(len(values)))
-    indices, start = {0, len(values) - 1}, 0
+    indices = {0, len(values) - 1}
+    start = 0
     for part in np.array_split(np.asarray(values), max_points // 2 - 1):
         indices |= {start + int(part.argmin()), start + int(part.argmax())}
         start += len(part)
@@ -202,7 +208,9 @@ def make_axis_lines(axis: SweepAxis, rows: list[dict], metric_name: str) -> list
         for kind, points in (('points', own_points), ('published', published_points)):
             if points:
                 groups, ticks, values, sds = zip(*points, strict=True)
-                x, y, sd = np.int32(ticks), np.float32(values), np.float32(sds)
+                x = np.int32(ticks)
+                y = np.float32(values)
+                sd = np.float32(sds)
                 lines.append(dict(kind=kind, groups=list(groups), x=x, y=y, sd=sd))
     return lines
 
@@ -213,7 +221,8 @@ def make_ratios_figure(run_groups: list[RunGroup], figure_spec: FigureSpec) -> F
     A line has the values y of all blocks at each of its `steps`. The kinds are those of `make_lines`; a mean has the
     probes that all counted runs of the group have.
     """
-    lines, run_index = [], 0
+    lines = []
+    run_index = 0
     for group_index, run_group in enumerate(run_groups):
         counted = [run for run in run_group.counted_runs if run.has_figure(figure_spec)]
         mean_steps = sorted(set.intersection(*(set(run.probe_steps) for run in counted))) if len(counted) > 1 else []
@@ -230,7 +239,8 @@ def make_ratios_figure(run_groups: list[RunGroup], figure_spec: FigureSpec) -> F
                 run.probe_values[figure_spec.name][[run.probe_steps.index(step) for step in mean_steps]]
                 for run in counted
             ]
-            mean_NL, count = np.mean(ratios, axis=0), len(counted)
+            mean_NL = np.mean(ratios, axis=0)
+            count = len(counted)
             lines.append(
                 make_block_line(mean_NL, kind='mean', group=group_index, run=None, n=count, steps=mean_steps)
             )
@@ -278,7 +288,8 @@ def make_matrix_maps(run_groups: list[RunGroup], figure_spec: FigureSpec) -> Fig
     """
     runs = list_runs(run_groups)
     drawn_indices = [index for index, run in enumerate(runs) if run.has_figure(figure_spec)][:MAX_MATRIX_RUNS]
-    scale, maps = (0.0, figure_spec.scale_max or 1.0), []
+    scale = (0.0, figure_spec.scale_max or 1.0)
+    maps = []
     for index in drawn_indices:
         run = runs[index]
         last_LHTS = run.load_matrices(figure_spec)

@@ -31,7 +31,8 @@ def write_pictures(folder: Path, runs: list[RunResult], formats: Sequence[str] =
         formats: File extensions that matplotlib supports, such as `png`, `svg` and `pdf`. Bitmaps have 200 dots per
             inch.
     """
-    run_groups, paths = group_runs(runs), []
+    run_groups = group_runs(runs)
+    paths = []
     with plt.rc_context(FONT_OPTIONS | FIGURE_RC_PARAMS):
         for figure in make_figures(run_groups, make_group_table(run_groups), with_maps=False):
             if figure['kind'] == 'menu':

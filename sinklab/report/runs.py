@@ -162,7 +162,8 @@ def load_run(run_dir: RunDir, max_probes: int) -> RunResult:
         UserError: The folder holds no run.
     """
     try:
-        row_info, parent = run_dir.read_json('row'), run_dir.read_parent()
+        row_info = run_dir.read_json('row')
+        parent = run_dir.read_parent()
         name = row_info['row'] or run_dir.path.absolute().name
     except (FileNotFoundError, NotADirectoryError, KeyError) as error:
         raise UserError(f'{run_dir} contains no run of `sinklab train`; give folders of runs') from error

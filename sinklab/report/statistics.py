@@ -39,7 +39,8 @@ def compute_mean_interval(values: Sequence[float], level: float = CONFIDENCE_LEV
 
 def compute_moments(value_N: np.ndarray) -> tuple[float, float, float]:
     """Compute mean, sample standard deviation and skewness; the last two are 0 if all values are equal."""
-    mean, sd = value_N.mean(), value_N.std(ddof=1)
+    mean = value_N.mean()
+    sd = value_N.std(ddof=1)
     if sd <= 1e-12 * max(1.0, abs(mean)):
         return float(mean), 0.0, 0.0
     central_N = value_N - mean
@@ -71,7 +72,9 @@ def compute_proportion_interval(
     """
     if len(values) < MIN_SAMPLES:
         return None
-    n, ones, tail = len(values), int(sum(values)), (1 - level) / 2
+    n = len(values)
+    ones = int(sum(values))
+    tail = (1 - level) / 2
     low = betaincinv(ones, n - ones + 1, tail) if ones else 0.0
     high = betaincinv(ones + 1, n - ones, 1 - tail) if ones < n else 1.0
     return float(low), float(high)

@@ -70,7 +70,8 @@ def make_run_row(run: RunResult) -> dict:
 
 def format_run_cells(row: dict) -> list[str]:
     """Format a row of `make_run_table` as cells under RUN_HEADINGS."""
-    emergence, head_text = row['emergence'], '-'
+    emergence = row['emergence']
+    head_text = '-'
     span_text = '-' if row[HEADLINE_METRIC.name] is None else merge_emergence([None]).format_cell()
     if emergence:
         span_text = merge_emergence([(emergence['after'], emergence['at'])]).format_cell()
@@ -95,7 +96,8 @@ def make_metric_table(records: list[dict], published: Mapping[str, object]) -> t
         The headings and the lines. The column of published values is left out if it is empty.
     """
     last_values = {name: value for record in records for name, value in record.items()}
-    headings, rows = ['number', 'value', 'published', 'what it is'], []
+    headings = ['number', 'value', 'published', 'what it is']
+    rows = []
     for info in RUN_METRIC_INFOS:
         if info.name in last_values and info.name not in ('step', 'seconds'):
             value = published.get(info.name)

@@ -62,7 +62,9 @@ def plan_runs(
     """
     if RunDir(workdir).has_run():
         raise UserError(f'--workdir={workdir} contains a run; give a folder for the runs of a sweep')
-    runs, errors, rows = {}, {}, list(rows)
+    runs = {}
+    errors = {}
+    rows = list(rows)
     for seed in seeds:
         for row in rows:
             run_dir = RunDir(f'{workdir}/{get_run_dir_name(row, seed)}')
@@ -107,6 +109,7 @@ def check_run(run: SweepRun, layout: Layout) -> None:
     if run.run_dir.has_evaluation(last_step) and digests.find_newest_step(run.run_dir) == last_step:
         run.outcome = 'done'
     elif (last_outcome := run.read_last_outcome()).get('kind') == 'diverged':
-        run.outcome, run.reason = 'diverged', last_outcome.get('message', '')
+        run.outcome = 'diverged'
+        run.reason = last_outcome.get('message', '')
     else:
         check_layout(run.spec, layout, make_abstract_mesh(layout))

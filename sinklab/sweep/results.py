@@ -90,7 +90,8 @@ def add_runs(claims_data: dict, specs: Mapping[str, Spec], runs: list[SweepRun],
             measured = read_claim_metrics(run.run_dir, run.outcome, metric_patterns)
             measured_runs.setdefault(run.row, {})[str(run.seed)] = measured
             if run.row not in configs:
-                base_config, config = get_base_config(configs), get_flat_config(specs[run.row])
+                base_config = get_base_config(configs)
+                config = get_flat_config(specs[run.row])
                 configs[run.row] = {
                     path: value for path, value in config.items() if value != base_config.get(path, ...)
                 }

@@ -153,7 +153,8 @@ def classify_exit(outcome_record: dict, exit_code: int, output: str) -> tuple[st
         output: The end of the output.
     """
     if outcome_record:
-        kind, message = outcome_record['kind'], outcome_record.get('message', '')
+        kind = outcome_record['kind']
+        message = outcome_record.get('message', '')
         return 'crashed' if kind == 'lost' else kind, message  # a sweep continues with the next run after both
     if exit_code == 0:
         return 'done', ''

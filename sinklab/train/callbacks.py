@@ -185,7 +185,9 @@ class ProfilerCallback(Callback):
     """
 
     def __init__(self, run_dir: RunDir, steps: range, print_line: Callable[[str], None]):
-        self.path, self.steps, self.print_line = run_dir.path / 'profile', steps, print_line
+        self.path = run_dir.path / 'profile'
+        self.steps = steps
+        self.print_line = print_line
         self.is_tracing = False
 
     def on_train_begin(self, step: int, attention: str, changes: list[str]) -> None:

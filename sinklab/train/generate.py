@@ -148,7 +148,8 @@ def measure_perplexity(
         .lower(params, stream, ids_NBT[0], targets_NBT[0])
         .compile()
     )
-    start_time, segment_losses = time.perf_counter(), []
+    start_time = time.perf_counter()
+    segment_losses = []
     for id_BT, target_BT in zip(ids_NBT, targets_NBT, strict=True):
         total_loss, stream = compiled_loss(params, stream, id_BT, target_BT)
         segment_losses.append(total_loss)

@@ -310,7 +310,8 @@ class MetricsLogger:
 
     def restart_timer(self) -> None:
         """Restart the measurement of the speed, to exclude a pause."""
-        self.timer_start, self.num_steps = time.perf_counter(), 0
+        self.timer_start = time.perf_counter()
+        self.num_steps = 0
 
     def is_logged(self, step_num: int) -> bool:
         return is_multiple(step_num, self.spec.log.every_steps)

@@ -46,7 +46,8 @@ def sum_losses(hidden_BTD: jax.Array, head_VD: jax.Array, target_BT: jax.Array, 
 def sum_losses_gathered(hidden_BTD: jax.Array, head_VD: jax.Array, target_BT: jax.Array, gradient: bool) -> tuple:
     """Sum the losses with a head that is gathered along its width; its vocabulary may be sharded."""
     head_spec = sharding.make_auto_partition_spec(head_VD.shape[:1], ['vocabulary'])
-    vocabulary_axes, replicated = tuple(sharding.list_mesh_axes(head_spec)), PartitionSpec()
+    vocabulary_axes = tuple(sharding.list_mesh_axes(head_spec))
+    replicated = PartitionSpec()
     sum_local = functools.partial(sum_losses_sharded, gradient=gradient, vocabulary_axes=vocabulary_axes)
     in_out_specs = (replicated, head_spec, replicated), (replicated, replicated, head_spec)
     return sharding.shard_map_auto_axes(sum_local, vocabulary_axes, *in_out_specs)(hidden_BTD, head_VD, target_BT)

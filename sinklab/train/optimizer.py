@@ -64,7 +64,8 @@ def make_muon_dimension_numbers(parameters: nnx.State) -> dict:
     """Return the input and output axes of each matrix, without the layer axis; None for other leaves."""
 
     def get_dimension_numbers(leaf: nnx.Variable) -> contrib.MuonDimensionNumbers | None:
-        names, num_inputs = get_logical_axes(leaf), leaf.get_metadata()['inputs']
+        names = get_logical_axes(leaf)
+        num_inputs = leaf.get_metadata()['inputs']
         if num_inputs is None:
             return None
         axes = tuple(range(names.count('layer'), len(names)))

@@ -37,7 +37,8 @@ class StoppedBySignal(Exception):
 
     def __init__(self, signal_number: int, step: int):
         super().__init__(f'saved at step {step}')
-        self.signal, self.step = signal.Signals(signal_number), step
+        self.signal = signal.Signals(signal_number)
+        self.step = step
 
 
 @contextlib.contextmanager

@@ -61,7 +61,8 @@ def make_probe(spec: Spec, mesh: jax.sharding.Mesh) -> Callable[[dict, np.ndarra
 
 def jit_probe(spec: Spec, mesh: jax.sharding.Mesh) -> Callable:
     """Compile the computation of the arrays of the probe for sequences divided over the devices."""
-    apply_model, probe_context = make_hidden_states_fn(spec, capture=True), get_probe_context(spec)
+    apply_model = make_hidden_states_fn(spec, capture=True)
+    probe_context = get_probe_context(spec)
 
     def compute_arrays(params: dict, ids_PT: jax.Array) -> dict[str, jax.Array]:
         _, _, intermediates = apply_model(params, ids_PT)

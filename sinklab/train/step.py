@@ -180,7 +180,8 @@ def make_train_step(spec: Spec, layout: Layout, mesh: jax.sharding.Mesh, backend
         row_functions=registry.get_row_functions(context, spec.log.sinks) if spec.log.rows else {},
     )
     loss_fn = make_loss_with_intermediates(spec, first_target, remat=layout.remat, backend=backend, **capture_options)
-    optimizer, learning_rate = state.get_optimizer(spec), make_schedule(spec.optimizer)
+    optimizer = state.get_optimizer(spec)
+    learning_rate = make_schedule(spec.optimizer)
     batch_size = spec.optimizer.batch_size
     num_micro_batches = batch_size // layout.get_micro_batch_size(batch_size)
 

@@ -24,7 +24,8 @@ def make_validation_fn(spec: Spec, layout: Layout, mesh: jax.sharding.Mesh, back
 
     With `trigger_NT`, the losses of each kind of token are added.
     """
-    loss_fn, token_loss_fn = make_mean_loss(spec, mesh, backend), make_token_loss(spec, mesh, backend)
+    loss_fn = make_mean_loss(spec, mesh, backend)
+    token_loss_fn = make_token_loss(spec, mesh, backend)
     micro_batch = layout.get_micro_batch_size(spec.optimizer.batch_size)
 
     def evaluate(params: dict, ids_NT: np.ndarray, trigger_NT: np.ndarray | None = None) -> dict[str, float]:

@@ -123,8 +123,8 @@ def describe_parent(parent: WarmStart, spec: Spec, run_dir: RunDir, data_fingerp
 def find_data_differences(parent: WarmStart, changes: list[str], data_fingerprint: dict[str, str | int]) -> list[str]:
     """Return how the data of a warm start differs from that of its parent, as far as the config allows it.
 
-    A warm start that does not continue in the data of its parent may always have other data. Any may read the same data
-    in another order, as after an update of grain.
+    A warm start that does not continue in the data of its parent may always have other data. Any may read the same
+    data in another order, as after an update of grain.
 
     Raises:
         UserError: The tokenizer differs, or other data is not allowed.

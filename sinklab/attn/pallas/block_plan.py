@@ -65,7 +65,8 @@ def classify_blocks(xp, edges, num_keys: int, block_size: tuple[int, int]):
     end_J = first_J + block_size[1]
     is_interior = (start_BIQ.max(-1)[..., None] <= first_J) & (end_J <= end_BIQ.min(-1)[..., None])
     sees_keys = start_BIQ < end_BIQ
-    low_BI, high_BI = xp.where(sees_keys, start_BIQ, num_keys).min(-1), xp.where(sees_keys, end_BIQ, 0).max(-1)
+    low_BI = xp.where(sees_keys, start_BIQ, num_keys).min(-1)
+    high_BI = xp.where(sees_keys, end_BIQ, 0).max(-1)
     is_hidden = (high_BI[..., None] <= first_J) | (end_J <= low_BI[..., None])
     return xp.where(is_hidden, HIDDEN, xp.where(is_interior, INTERIOR, BOUNDARY)), low_BI, high_BI
 
@@ -80,5 +81,6 @@ def sum_over_group(d_BHSK: jax.Array, array_BGSK: jax.Array) -> jax.Array:
     """Sum the gradients of the query heads that share a key head, in float32."""
     if d_BHSK.shape == array_BGSK.shape:
         return d_BHSK
-    (batch, num_groups), rest = array_BGSK.shape[:2], d_BHSK.shape[2:]
+    (batch, num_groups) = array_BGSK.shape[:2]
+    rest = d_BHSK.shape[2:]
     return d_BHSK.reshape(batch, num_groups, -1, *rest).astype(jnp.float32).sum(2).astype(d_BHSK.dtype)

@@ -62,9 +62,12 @@ class SoftmaxBlockOps:
 
     def add(self, product_QS, rows, bias_QS, hide: Callable):
         """Return (weight_QS, factor that rescales earlier sums, new rows)."""
-        (old_max, total), score, scale = rows, product_QS, self.scale
+        (old_max, total) = rows
+        score = product_QS
+        scale = self.scale
         if bias_QS is not None or scale <= 0:  # otherwise the multiply-add of the exponential applies the scale
-            score, scale = self.scale * product_QS, 1.0
+            score = self.scale * product_QS
+            scale = 1.0
         if bias_QS is not None:
             score += LOG2E * bias_QS
         score = hide(score, -jnp.inf)
@@ -171,7 +174,8 @@ def plan_inner_block_ranges(mask: Mask, num_keys: int, block_size: tuple[int, in
     kind_BIJ, *_ = block_plan.classify_blocks(xp, (mask.start_BT, mask.end_BT), num_keys, block_size)
     kind_BIJ = kind_BIJ.swapaxes(1, 2) if key_major else kind_BIJ
     is_visible, is_interior = kind_BIJ != block_plan.HIDDEN, kind_BIJ == block_plan.INTERIOR
-    number_J, num_blocks = np.arange(is_visible.shape[2]), is_visible.shape[2]
+    number_J = np.arange(is_visible.shape[2])
+    num_blocks = is_visible.shape[2]
 
     def find_first(condition_BIJ):
         return xp.where(condition_BIJ, number_J, num_blocks).min(-1)
@@ -382,7 +386,8 @@ class KernelCall:
             mask, key_BGSK.shape[2], block_size, self.key_major
         )
         self.grid = (*query_BHTK.shape[:2], bound_BI4.shape[1])
-        self.bias_function, self.has_positions = kernel_spec.score_spec.bias_function, positions is not None
+        self.bias_function = kernel_spec.score_spec.bias_function
+        self.has_positions = positions is not None
         self.num_parameters = 0 if self.bias_function is None else parameter_HP.shape[1]
         self.num_slopes = self.num_parameters if kernel_spec.score_spec.is_learned else 0
         rows = [mask.start_BT, mask.end_BT, *([] if positions is None else positions[:1])]
@@ -501,7 +506,8 @@ class KernelCall:
 
 def split_refs(refs, counts: tuple[int, ...]) -> list:
     """Split refs into lists of the given lengths, and a list of the rest."""
-    parts, rest = [], list(refs)
+    parts = []
+    rest = list(refs)
     for count in counts:
         parts.append(rest[:count])
         rest = rest[count:]
@@ -514,7 +520,9 @@ def get_padding_multiple(length: int) -> int:
 
 def explain_unsupported(reduction: Reduction, score_spec: ScoreSpec, query_BHTK, key_BGSK, value_BGSV) -> str | None:
     """Return what these kernels cannot compute, or None."""
-    width, value_width, widths = query_BHTK.shape[-1], value_BGSV.shape[-1], sorted(INNER_BLOCKS['forward'])
+    width = query_BHTK.shape[-1]
+    value_width = value_BGSV.shape[-1]
+    widths = sorted(INNER_BLOCKS['forward'])
     if query_BHTK.dtype not in (jnp.bfloat16, jnp.float16):
         return f'{query_BHTK.dtype} arrays: it needs bfloat16 or float16'
     if width not in widths or value_width != width:
@@ -544,7 +552,8 @@ def backward(
     reduction: Reduction, kernel_spec: KernelSpec, query_BHTK, key_BGSK, value_BGSV, d_output_BHTV, rows_BHT
 ):
     """Compute (d_query, d_key, d_value, d_parameter_HP)."""
-    block_ops, parameter_HP = make_block_ops(reduction, kernel_spec.score_spec), kernel_spec.parameter_HP
+    block_ops = make_block_ops(reduction, kernel_spec.score_spec)
+    parameter_HP = kernel_spec.parameter_HP
     statistics = block_ops.scale_rows([row.astype(jnp.float32) for row in rows_BHT])
     query_arrays, key_arrays = [query_BHTK, d_output_BHTV], [key_BGSK, value_BGSV]
     d_query, *d_parameters = KernelCall('query', block_ops, kernel_spec, query_BHTK, key_BGSK)(

@@ -34,7 +34,8 @@ def power(x, y):
     Mosaic GPU does not lower a selection whose predicate is a scalar, so y is broadcast first.
     """
     y = jnp.broadcast_to(y, x.shape)
-    magnitude, half = jnp.exp2(y * jnp.log2(jnp.abs(x))), y / 2
+    magnitude = jnp.exp2(y * jnp.log2(jnp.abs(x)))
+    half = y / 2
     odd = floor(half) != half
     signed = jnp.where(odd, -magnitude, magnitude)
     return jnp.where(x >= 0, magnitude, jnp.where(floor(y) == y, signed, jnp.nan))
@@ -141,7 +142,8 @@ def get_called_jaxpr(equation):
 
 def find_unsupported_ops(bias_function: Callable | None, weigh_functions: Sequence[Callable]) -> set[str]:
     """Return the primitives of bias and weigh functions, and of their slopes, that kernels do not support."""
-    scalar, block = jnp.float32(1), jax.ShapeDtypeStruct((1, 1), jnp.float32)
+    scalar = jnp.float32(1)
+    block = jax.ShapeDtypeStruct((1, 1), jnp.float32)
     jaxprs = [jax.make_jaxpr(functools.partial(value_and_derivative, weigh))(block) for weigh in weigh_functions]
     if bias_function is not None:
 
@@ -155,7 +157,8 @@ def find_unsupported_ops(bias_function: Callable | None, weigh_functions: Sequen
 def find_unsupported_in_jaxpr(closed_jaxpr) -> set[str]:
     unsupported = {'an array' for constant in closed_jaxpr.consts if jnp.ndim(constant)}
     for equation in closed_jaxpr.jaxpr.eqns:
-        name, called_jaxpr = equation.primitive.name, get_called_jaxpr(equation)
+        name = equation.primitive.name
+        called_jaxpr = get_called_jaxpr(equation)
         unsupported |= (
             find_unsupported_in_jaxpr(called_jaxpr)
             if called_jaxpr is not None

@@ -132,12 +132,15 @@ def run_kernels(
 
     Arrays are padded, transposed to BHTK, and sharded over the mesh.
     """
-    length, num_keys, num_heads = query_BTHK.shape[1], key_BSGK.shape[1], query_BTHK.shape[2]
+    length = query_BTHK.shape[1]
+    num_keys = key_BSGK.shape[1]
+    num_heads = query_BTHK.shape[2]
     paddings = query_padding, key_padding = (
         -length % kernels.get_padding_multiple(length),
         -num_keys % kernels.get_padding_multiple(num_keys),
     )
-    mask, parameter_HP = kernel_spec.mask.pad(after=query_padding), kernel_spec.parameter_HP
+    mask = kernel_spec.mask.pad(after=query_padding)
+    parameter_HP = kernel_spec.parameter_HP
     parameter_HP = jnp.zeros((1, 0)) if parameter_HP is None else jnp.asarray(parameter_HP, jnp.float32)
     parameter_HP = jnp.broadcast_to(parameter_HP, (num_heads, parameter_HP.shape[1]))
     positions = zip(kernel_spec.positions or (), paddings, strict=False)

@@ -58,7 +58,9 @@ class GridStep:
         self.kind, self.low, self.high = (
             scalar_N[call.get_pair_index(pl.program_id(0), n)] for scalar_N in per_sequence
         )
-        self.edge, self.is_first, self.is_last = edge_N[n], n == 0, n == call.grid[2] - 1
+        self.edge = edge_N[n]
+        self.is_first = n == 0
+        self.is_last = n == call.grid[2] - 1
         self.query_block, self.key_block = (inner_N[n], outer_N[n]) if call.key_major else (outer_N[n], inner_N[n])
 
     def run(self, start: Callable, visit: Callable, finish: Callable) -> None:
@@ -69,7 +71,8 @@ class GridStep:
             visit: Function (subblocks, masked), called for visible keys; `masked` says whether they need the mask.
             finish: Called after the last pair of an outer block.
         """
-        subblock, size = self.call.subblock_keys, self.call.block_sizes[1]
+        subblock = self.call.subblock_keys
+        size = self.call.block_sizes[1]
 
         def interior():
             visit([pl.ds(number * subblock, subblock) for number in range(size // subblock)], False)
@@ -80,7 +83,8 @@ class GridStep:
         else:
             pl.when(self.kind == block_plan.INTERIOR)(interior)
             visible_range = [jnp.clip(edge - self.key_block * size, 0, size) for edge in (self.low, self.high)]
-            low, high = jax.lax.div(visible_range[0], subblock), pl.cdiv(visible_range[1], subblock)
+            low = jax.lax.div(visible_range[0], subblock)
+            high = pl.cdiv(visible_range[1], subblock)
 
             @pl.when(self.kind == block_plan.BOUNDARY)
             def _():
@@ -97,13 +101,15 @@ class GridStep:
         return score + score_spec.offset if score_spec.offset else score
 
     def compute_bias(self, bias_function: Callable, parameters, keys: pl.Slice):
-        query, key = self.row_refs[2][...], self.row_refs[3][:, keys]
+        query = self.row_refs[2][...]
+        key = self.row_refs[3][:, keys]
         query, key = (query, to_column(key)) if self.call.key_major else (to_column(query), key)
         return bias_function(parameters, jnp.maximum(query - key, 0).astype(jnp.float32))
 
     def compute_mask(self, keys: pl.Slice):
         start, end = (row[...] for row in self.row_refs[:2])
-        queries, first_key = self.call.block_sizes[0], self.key_block * self.call.block_sizes[1] + keys.start
+        queries = self.call.block_sizes[0]
+        first_key = self.key_block * self.call.block_sizes[1] + keys.start
         if self.call.key_major:
             key = first_key + jax.lax.broadcasted_iota(jnp.int32, (keys.size, queries), 0)
             return (start <= key) & (key < end)
@@ -188,7 +194,8 @@ class SoftmaxBlockOps:
 class LinearBlockOps:
     """Linear reduction: sum w(s) v, and sum m(s) for each mass m."""
 
-    name, score_factor = 'linear', 1.0
+    name = 'linear'
+    score_factor = 1.0
 
     def __init__(self, reduction: LinearReduction):
         self.weigh_and_sum, self.num_running_stats = reduction.weigh_and_sum, reduction.num_statistics
@@ -345,7 +352,8 @@ def backward(
     """Compute (d_query, d_key, d_value, d_parameter_HP)."""
     call = KernelCall(kernel_spec, query_BHTK, key_BGSK, key_major=True)
     (batch, heads, length, width), (_, _, num_keys, value_width) = query_BHTK.shape, value_BGSV.shape
-    (query_block, key_block), num_parameters = call.block_sizes, kernel_spec.parameter_HP.shape[1]
+    (query_block, key_block) = call.block_sizes
+    num_parameters = kernel_spec.parameter_HP.shape[1]
     block_ops = make_block_ops(reduction)
     d_query, d_key, d_value, partial_BH8L = call(
         functools.partial(backward_kernel, kernel_spec.score_spec, block_ops, len(rows_BHT)),
@@ -393,7 +401,8 @@ class KernelCall:
         self.plan = plan = block_plan.make_block_plan(mask, key_BGSK.shape[2], self.block_sizes, key_major)
         self.grid = (*query_BHTK.shape[:2], len(plan.outer_N))
         self.parameter_HP = kernel_spec.parameter_HP
-        self.group_size, self.has_batch_masks = query_BHTK.shape[1] // key_BGSK.shape[1], len(plan.kind_BN) > 1
+        self.group_size = query_BHTK.shape[1] // key_BGSK.shape[1]
+        self.has_batch_masks = len(plan.kind_BN) > 1
         arrays = plan.fetch_BN, plan.outer_N, plan.inner_N, plan.edge_N, plan.kind_BN, plan.low_BN, plan.high_BN
         self.scalars = [jnp.asarray(array, jnp.int32).reshape(-1) for array in arrays]
         row_arrays = mask.start_BT, mask.end_BT, *(positions or ())
