@@ -270,7 +270,7 @@ LEARNED_KV_NAMES = {'sink_token': 'a sink token', 'kv': 'a KV bias', 'k': 'a K b
 LEARNED_KV = {
     **{
         f'column_{row}': make_claim(
-            f'With {words} the first token has less of a sink.', f'{GU_V1}, Table 3', f'columns:{row}', '<'
+            f'With {words} the first token has less of a sink.', f'{GU_V1}, Table 3', f'learned_kv:{row}', '<'
         )
         for row, words in LEARNED_KV_NAMES.items()
     },
@@ -284,7 +284,7 @@ LEARNED_KV = {
         f'column_{row}_has_it': make_other_position_claim(
             f'There is more of a sink on {words} than on the first token.',
             f'{GU_V1}, Table 3',
-            f'columns:{row}',
+            f'learned_kv:{row}',
             SINK_STAR_METRIC,
         )
         for row, words in LEARNED_KV_NAMES.items()

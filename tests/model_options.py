@@ -44,7 +44,7 @@ GEMMA3 = make_model_changes(
     global_layers__every=2,
     global_layers__rotary__base=500.0,
 )
-K_ZERO = make_model_changes(columns__kind='k', columns__value='zero')
+K_ZERO = make_model_changes(learned_kv__kind='k', learned_kv__value='zero')
 SIGMOID = make_operation_changes('sigmoid', 'none')
 OPTIONS = {
     **{
@@ -89,48 +89,48 @@ OPTIONS = {
         f'gate {kind}': make_model_changes(gate=kind)
         for kind in ('elementwise', 'headwise', 'shared', 'value', 'value_state')
     },
-    'sink token': make_model_changes(columns__kind='sink_token'),
+    'sink token': make_model_changes(learned_kv__kind='sink_token'),
     'k, zero': K_ZERO,
-    'k, first': make_model_changes(columns__kind='k', columns__value='first', columns__value_norm=2.0),
-    'k, uniform': make_model_changes(columns__kind='k', columns__value='uniform', columns__value_norm=2.0),
-    'k, shared': K_ZERO | make_model_changes(columns__shared=True),
-    'k, 2 dimensions': K_ZERO | make_model_changes(columns__key_width=2),
-    'kv': make_model_changes(columns__kind='kv'),
-    'kv, shared': make_model_changes(columns__kind='kv', columns__shared=True),
-    'kv, 1 dimension': make_model_changes(columns__kind='kv', columns__key_width=1),
-    'v': make_model_changes(columns__kind='v'),
-    'v, shared': make_model_changes(columns__kind='v', columns__shared=True),
-    'logit': make_model_changes(columns__kind='logit'),
-    'logit, shared': make_model_changes(columns__kind='logit', columns__shared=True),
+    'k, first': make_model_changes(learned_kv__kind='k', learned_kv__value='first', learned_kv__value_norm=2.0),
+    'k, uniform': make_model_changes(learned_kv__kind='k', learned_kv__value='uniform', learned_kv__value_norm=2.0),
+    'k, shared': K_ZERO | make_model_changes(learned_kv__shared=True),
+    'k, 2 dimensions': K_ZERO | make_model_changes(learned_kv__key_width=2),
+    'kv': make_model_changes(learned_kv__kind='kv'),
+    'kv, shared': make_model_changes(learned_kv__kind='kv', learned_kv__shared=True),
+    'kv, 1 dimension': make_model_changes(learned_kv__kind='kv', learned_kv__key_width=1),
+    'v': make_model_changes(learned_kv__kind='v'),
+    'v, shared': make_model_changes(learned_kv__kind='v', learned_kv__shared=True),
+    'logit': make_model_changes(learned_kv__kind='logit'),
+    'logit, shared': make_model_changes(learned_kv__kind='logit', learned_kv__shared=True),
     'prefix': make_model_changes(mask__prefix=3),
     'window': make_model_changes(mask__window=3),
     'block': make_model_changes(mask__block=5),
     'documents': make_model_changes(mask__document=True),
 }
 COMBINATIONS = {
-    'sigmoid, kv': SIGMOID | make_model_changes(columns__kind='kv'),
+    'sigmoid, kv': SIGMOID | make_model_changes(learned_kv__kind='kv'),
     'linear, kv, add_wide': make_operation_changes('identity', 'none')
-    | make_model_changes(columns__kind='kv', combination='add_wide'),
-    'softpick, logit': make_operation_changes('softpick', 'sum') | make_model_changes(columns__kind='logit'),
+    | make_model_changes(learned_kv__kind='kv', combination='add_wide'),
+    'softpick, logit': make_operation_changes('softpick', 'sum') | make_model_changes(learned_kv__kind='logit'),
     'off by one, k, offset': make_operation_changes('exp', 'plus_one')
     | K_ZERO
     | make_model_changes(attention__offset=0.5),
     'relu by its count, kv, window': make_operation_changes('relu', 'count')
-    | make_model_changes(columns__kind='kv', mask__window=4),
+    | make_model_changes(learned_kv__kind='kv', mask__window=4),
     'kernel elu1, k': make_model_changes(attention__feature_map='elu1') | K_ZERO,
     'alibi, k': make_model_changes(position='alibi') | K_ZERO,
-    't5, logit': make_model_changes(position='relative_t5', columns__kind='logit'),
-    'none, logit': make_model_changes(position='none', columns__kind='logit'),
-    'learned, sink token': make_model_changes(position='learned', columns__kind='sink_token'),
+    't5, logit': make_model_changes(position='relative_t5', learned_kv__kind='logit'),
+    'none, logit': make_model_changes(position='none', learned_kv__kind='logit'),
+    'learned, sink token': make_model_changes(position='learned', learned_kv__kind='sink_token'),
     'alibi, sink token, documents': make_model_changes(
-        position='alibi', columns__kind='sink_token', mask__document=True
+        position='alibi', learned_kv__kind='sink_token', mask__document=True
     ),
-    'post, sink token, prefix': make_model_changes(norm='post', columns__kind='sink_token', mask__prefix=3),
-    'window, kv, qk_norm': make_model_changes(columns__kind='kv', qk_norm=True, mask__window=3),
+    'post, sink token, prefix': make_model_changes(norm='post', learned_kv__kind='sink_token', mask__prefix=3),
+    'window, kv, qk_norm': make_model_changes(learned_kv__kind='kv', qk_norm=True, mask__window=3),
     'prefix, window': make_model_changes(mask__prefix=3, mask__window=5),
-    'head norm, v, value gate': make_model_changes(head_norm=True, columns__kind='v', gate='value'),
+    'head norm, v, value gate': make_model_changes(head_norm=True, learned_kv__kind='v', gate='value'),
     'add, kv shared, gate of values': make_model_changes(
-        combination='add', columns__kind='kv', columns__shared=True, gate='value_state', norm='sandwich'
+        combination='add', learned_kv__kind='kv', learned_kv__shared=True, gate='value_state', norm='sandwich'
     ),
     **{
         f'documents, reset, {kind}': RESET_DOCUMENTS | make_model_changes(position=kind)
@@ -140,15 +140,15 @@ COMBINATIONS = {
         f'reset, {kind}': make_model_changes(position=kind) | dict(data__positions='reset')
         for kind in ('absolute', 'rotary')
     },
-    'documents, reset, sink token': RESET_DOCUMENTS | make_model_changes(columns__kind='sink_token'),
+    'documents, reset, sink token': RESET_DOCUMENTS | make_model_changes(learned_kv__kind='sink_token'),
     'kv heads, biases, qk_norm, kv, value gate': make_model_changes(
-        kv_heads=2, qkv_bias=True, qk_norm=True, columns__kind='kv', gate='value'
+        kv_heads=2, qkv_bias=True, qk_norm=True, learned_kv__kind='kv', gate='value'
     ),
     'global layers, Gemma 3': GEMMA3,
     'global layers, linear, sink token, documents': make_model_changes(
         head_width=8,
         layers=4,
-        columns__kind='sink_token',
+        learned_kv__kind='sink_token',
         mask__window=4,
         mask__document=True,
         global_layers__every=3,
@@ -158,13 +158,13 @@ COMBINATIONS = {
     ),
     'kv heads, tied, add_wide': make_model_changes(kv_heads=2, tied=True, combination='add_wide'),
     'value residual, sink token, kv heads, value gate': make_model_changes(
-        value_residual=True, columns__kind='sink_token', kv_heads=2, gate='value', norm='sandwich'
+        value_residual=True, learned_kv__kind='sink_token', kv_heads=2, gate='value', norm='sandwich'
     ),
     'exclusive, kv, value gate, kv heads': make_model_changes(
-        exclusive='fixed', columns__kind='kv', gate='value', kv_heads=2
+        exclusive='fixed', learned_kv__kind='kv', gate='value', kv_heads=2
     ),
     'differential, sandwich of gated norms, sink token': make_model_changes(
-        combination='differential', kv_heads=1, norm='sandwich', norm_kind='gated_rms', columns__kind='sink_token'
+        combination='differential', kv_heads=1, norm='sandwich', norm_kind='gated_rms', learned_kv__kind='sink_token'
     ),
     'kernel elu1 normalized, k': make_operation_changes('identity', 'sum') | K_ZERO,
 }

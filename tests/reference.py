@@ -141,13 +141,13 @@ def compute_head(h, weights, x, position_info, spec):
     )
     bias_TS = position_info.bias_HTS[h]
     if model.learned_kv.kind in ('k', 'kv'):
-        column = make_learned_column(h, weights['columns'], value.shape[-1], model)
+        column = make_learned_column(h, weights['learned_kv'], value.shape[-1], model)
         key, value = np.vstack([column[0], key]), np.vstack([column[1], value])
         bias_TS = np.insert(bias_TS, 0, 0.0, axis=1)
     query, key = (apply_feature_map(y, weights, model.attention.feature_map) for y in (query, key))
     score_TS = query @ key.T / math.sqrt(model.head_width) + bias_TS
     if model.learned_kv.kind == 'logit':
-        score_TS = np.insert(score_TS, 0, select_head(weights['columns']['score_H'], h)[0], axis=1)
+        score_TS = np.insert(score_TS, 0, select_head(weights['learned_kv']['score_H'], h)[0], axis=1)
         value = np.vstack([np.zeros(value.shape[-1]), value])
     score_TS = score_TS + model.attention.offset * math.log(spec.data.length)
     columns = int(model.learned_kv.kind in COLUMN_KINDS)
@@ -159,7 +159,7 @@ def compute_head(h, weights, x, position_info, spec):
         share = weights['exclusion']['share_H'][h] if model.exclusive == 'gated' else 1
         output_TK = output_TK - share * component_T[:, None] * own_value
     if model.learned_kv.kind == 'v':
-        output_TK = output_TK + select_head(weights['columns']['value_HK'], h)
+        output_TK = output_TK + select_head(weights['learned_kv']['value_HK'], h)
     if model.head_norm:
         output_TK = formulas.rms_norm(output_TK, weights['head_norm']['gain_D'], model.norm_epsilon)
     return attention_TS, output_TK * compute_output_gate(h, weights, x, ungated_value, model)

@@ -38,7 +38,7 @@ def list_choices(value, path=()):
 
 
 def list_attention_choices(name):
-    """Yield the optimizer of a row and its choices for attention, mask, columns and probe.
+    """Yield the optimizer of a row and its choices for attention, mask, learned_kv and probe.
 
     Other parts of a model are trained in test_train_step.py and compared with a reference in test_model.py.
     """
@@ -51,7 +51,17 @@ def list_attention_choices(name):
 def list_causality_choices(name):
     """Yield the choices of a row that affect which tokens influence which."""
     model = SPECS[name].model
-    for part in ('attention', 'mask', 'columns', 'position', 'combination', 'gate', 'norm', 'qk_norm', 'head_norm'):
+    for part in (
+        'attention',
+        'mask',
+        'learned_kv',
+        'position',
+        'combination',
+        'gate',
+        'norm',
+        'qk_norm',
+        'head_norm',
+    ):
         yield from list_choices(getattr(model, part), (part,))
 
 

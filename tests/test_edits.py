@@ -437,7 +437,7 @@ def test_edits_of_every_family_have_their_effect(family):
     """Check edits of the second layer with attention."""
     _, model = family
     index, layer = 1, model.subject.editable_arrays['attention'].layers[1]
-    columns = model.subject.make_context(16).columns
+    columns = model.subject.make_context(16).learned_keys
     unedited, unchanged = capture(model, IDS_PT), capture(model, IDS_PT, *(Edit(t, value=keep) for t in TARGETS))
     for array_name, values in unedited.items():
         np.testing.assert_array_equal(unchanged[array_name], values, err_msg=array_name)
@@ -463,7 +463,7 @@ def test_edits_of_every_family_have_their_effect(family):
 @pytest.mark.parametrize('family', ['mistral', 'gpt_oss'], indirect=True)
 def test_visible_weights_that_are_rounded_to_zero_are_edited(family, monkeypatch):
     _, model = family
-    columns, window = model.subject.make_context(16).columns, model.subject.config.sliding_window
+    columns, window = model.subject.make_context(16).learned_keys, model.subject.config.sliding_window
     weight = model.subject.recorder.layers[0].self_attn.q_proj.weight
     monkeypatch.setattr(weight, 'data', weight.data * 1e6)
     unedited, edited = (

@@ -58,7 +58,7 @@ def test_captured_queries_keys_and_values_reproduce_attention(model):
     names = 'attention_LPHTS', 'query_LPTHK', 'key_LPSHK', 'value_LPSHK', 'head_LPTHK'
     attention, query, key, value, head = capture_arrays(subject, *names)
     np.testing.assert_allclose(np.einsum('lphts,lpshk->lpthk', attention, value), head, atol=1e-4)
-    columns = subject.make_context(T).columns
+    columns = subject.make_context(T).learned_keys
     score = np.einsum('lpthk,lpshk->lphts', query, key[:, :, columns:]) / np.sqrt(query.shape[-1])
     is_visible = attention[..., columns:] > 0
     weight = np.exp(score - np.where(is_visible, score, -np.inf).max(-1, keepdims=True)) * is_visible

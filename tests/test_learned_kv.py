@@ -48,14 +48,14 @@ def run_model(columns, normalizer='sum', **vectors):
     spec = make_tiny_spec(
         model__layers=1,
         model__learned_kv__kind=columns,
-        model__learned_kv__value=make_model_spec(columns).columns.value,
+        model__learned_kv__value=make_model_spec(columns).learned_kv.value,
     )
     graph, abstract = state.make_abstract_model(replace_operation(spec, 'exp', normalizer))
     rng = np.random.default_rng(0)
     params = nnx.to_pure_dict(abstract)
-    vector_names = params['blocks']['attention'].pop('columns', {})
+    vector_names = params['blocks']['attention'].pop('learned_kv', {})
     params = jax.tree.map(lambda leaf: np.float32(0.5 * rng.normal(size=leaf.shape)), params)
-    params['blocks']['attention']['columns'] = {name: np.float32(vectors[name]) for name in vector_names}
+    params['blocks']['attention']['learned_kv'] = {name: np.float32(vectors[name]) for name in vector_names}
     with jax.disable_jit():
         return nnx.merge(graph, params)(TOKENS, capture=True)
 

@@ -41,9 +41,9 @@ def test_compute_importance_averages_over_queries_that_see_key(length, columns, 
 
 @settings(max_examples=30, deadline=None)
 @given(st.integers(2, 12), st.integers(1, 2), st.integers(0, 2**31))
-def test_compute_column_importance_and_add_own_query_match_definition(length, columns, seed):
+def test_compute_learned_key_importance_and_add_own_query_match_definition(length, columns, seed):
     A = make_attention(length, columns, seed)
-    clean = sink.compute_column_importance(A, columns)
+    clean = sink.compute_learned_key_importance(A, columns)
     for a, importance, released in zip(A, clean, sink.add_own_query(clean, length), strict=True):
         for column in range(columns):
             total = sum(a[i, column] for i in range(length))

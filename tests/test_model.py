@@ -160,7 +160,7 @@ def test_options_cover_every_literal_value():
     for config_class, attribute in (
         (spec.ModelConfig, None),
         (spec.AttentionConfig, 'attention'),
-        (spec.LearnedKVConfig, 'columns'),
+        (spec.LearnedKVConfig, 'learned_kv'),
         (spec.RotaryConfig, 'rotary'),
         (spec.GlobalLayersConfig, 'global_layers'),
     ):

@@ -26,7 +26,7 @@ L, P, H, T, K, D, KEYS = 3, 2, 2, 12, 4, 8, 3
 SINK_TOKEN_METRIC = next(metric for metric in registry.OFFLINE_METRICS if 'sink_LPCD' in metric.inputs)
 SETTING = MetricContext(
     length=T,
-    columns=1,
+    learned_keys=1,
     implicit=False,
     gain=1.0,
     keys=KEYS,
@@ -215,7 +215,7 @@ def test_sink_norm_ratio_uses_most_attended_token_or_sink_token(arrays):
 def test_sink_norm_ratio_ignores_attention_to_implicit_key(arrays):
     """Use softmax-off-by-one with a sink token, where the implicit key left of it has most of the attention."""
     attention = np.concatenate([np.full((L, P, H, T, 1), 9.0), arrays['attention_LPHTS']], -1)
-    context = dataclasses.replace(SETTING, columns=2, implicit=True)
+    context = dataclasses.replace(SETTING, learned_keys=2, implicit=True)
     computed = sink_position.compute_sink_token_arrays(attention, arrays['sink_LPCD'], context)
     expected = arrays['attention_LPHTS'][..., 0] / attention.sum(-1)
     np.testing.assert_allclose(computed['received_LPC'][..., 0], expected.mean((2, 3)), rtol=1e-5)

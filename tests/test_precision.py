@@ -46,11 +46,11 @@ def find_largest_error(actual, expected):
 
 # Together, these models have every kind of parameter.
 MODELS = {
-    'kv, learned': dict(columns__kind='kv', position='learned', qk_norm=True, head_norm=True, gate='elementwise'),
-    'sink token, T5': dict(columns__kind='sink_token', position='relative_t5', norm='sandwich', gate='headwise'),
-    'logit, post': dict(columns__kind='logit', norm='post', ffn='gelu', gate='value_state'),
+    'kv, learned': dict(learned_kv__kind='kv', position='learned', qk_norm=True, head_norm=True, gate='elementwise'),
+    'sink token, T5': dict(learned_kv__kind='sink_token', position='relative_t5', norm='sandwich', gate='headwise'),
+    'logit, post': dict(learned_kv__kind='logit', norm='post', ffn='gelu', gate='value_state'),
     'v, mlp': dict(
-        columns__kind='v',
+        learned_kv__kind='v',
         attention__similarity='identity',
         attention__normalizer='none',
         attention__feature_map='mlp',

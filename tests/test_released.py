@@ -106,7 +106,7 @@ def make_layer(weights, layer, spec):
         for sinklab_name, released_name in FEATURE_MAP_NAMES
         if f'attn.kernel_{released_name}.weight' in layer_weights
     }
-    attention_params |= ({'columns': column_params} if column_params else {}) | (
+    attention_params |= ({'learned_kv': column_params} if column_params else {}) | (
         {'feature_map': feature_map_params} if feature_map_params else {}
     )
     ffn = {

@@ -99,7 +99,7 @@ CASES = {
     'softmax': make_tiny_spec(),
     'sigmoid': replace_operation(make_tiny_spec(), 'sigmoid', 'none'),
     'linear, kv': replace_operation(make_tiny_spec(model__learned_kv__kind='kv'), 'identity', 'none'),
-    'window, k': make_tiny_spec(model__mask__window=4, model__learned_kv__kind='k', model__learned_kv__value='zero'),
+    'window, k': make_tiny_spec(model__mask__window=6, model__learned_kv__kind='k', model__learned_kv__value='zero'),
     'prefix, logit': make_tiny_spec(model__mask__prefix=2, model__learned_kv__kind='logit'),
     'sink token': make_tiny_spec(model__learned_kv__kind='sink_token'),
 }
@@ -141,7 +141,7 @@ def test_softmax_off_by_one_and_zero_k_bias_have_equal_metrics():
     """Test metrics of the probe and of a training batch; the gain cancels in normalized attention."""
     metrics, params = [], draw_params(make_tiny_spec(**OFF_BY_ONE, model__layers=1))
     params_with_column = jax.tree.map(np.asarray, params)
-    params_with_column['blocks']['attention']['columns'] = dict(key_HK=np.zeros((1, 4, 4), np.float32))
+    params_with_column['blocks']['attention']['learned_kv'] = dict(key_HK=np.zeros((1, 4, 4), np.float32))
     for changes, weights in ((OFF_BY_ONE, params), (COLUMN_OF_ZERO, params_with_column)):
         spec = make_tiny_spec(**changes, model__layers=1, model__attention__gain=0.5)
         mesh = device_mesh.make_mesh(Layout())
@@ -243,8 +243,8 @@ def test_capture_has_queries_keys_values_and_head_outputs_of_attention(columns):
         np.testing.assert_allclose(captured.query_BTHK[0, sequence, :, h], query_TK[int(has_sink_token) :], atol=1e-4)
         value_SK = x_TD @ attention_weights['value_DHK'][:, h]
         if columns == 'kv':
-            key_SK = np.vstack([attention_weights['columns']['key_HK'][h], key_SK])
-            value_SK = np.vstack([attention_weights['columns']['value_HK'][h], value_SK])
+            key_SK = np.vstack([attention_weights['learned_kv']['key_HK'][h], key_SK])
+            value_SK = np.vstack([attention_weights['learned_kv']['value_HK'][h], value_SK])
         if columns == 'logit':
             key_SK, value_SK = (np.vstack([np.zeros(array.shape[-1]), array]) for array in (key_SK, value_SK))
         np.testing.assert_allclose(captured.key_BSHK[0, sequence, :, h], key_SK, atol=1e-4)

@@ -81,7 +81,7 @@ def test_one_pass_matches_reference_cache(name, cache):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     'changes',
-    [GEMMA3, SIGMOID | make_model_changes(columns__kind='sink_token')],
+    [GEMMA3, SIGMOID | make_model_changes(learned_kv__kind='sink_token')],
     ids=['Gemma 3', 'sigmoid, sink token'],
 )
 def test_logits_do_not_depend_on_segment_size(changes):
@@ -120,7 +120,7 @@ def test_cache_larger_than_text_is_clipped():
 
 @pytest.mark.slow
 def test_perplexity_covers_all_predicted_tokens():
-    spec, params = make_spec_and_params(**make_model_changes(columns__kind='sink_token'))
+    spec, params = make_spec_and_params(**make_model_changes(learned_kv__kind='sink_token'))
     ids = TOKENS.copy()
     ids[[0, 6]] = exclude_from_loss(ids[[0, 6]])
     logits_TV = streaming_reference.compute_logits(params, TOKENS, spec, 2, 3)[:-1]
@@ -197,7 +197,9 @@ def sample_ids(sampler=GREEDY, tokens=9, seed=0, prompt=TOKENS, **changes):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('changes', [{}, make_model_changes(position='learned', columns__kind='sink_token')], ids=str)
+@pytest.mark.parametrize(
+    'changes', [{}, make_model_changes(position='learned', learned_kv__kind='sink_token')], ids=str
+)
 def test_sampling_at_zero_temperature_returns_argmax_under_cache(changes):
     spec, params = make_spec_and_params(**changes)
     ids = TOKENS.tolist()
@@ -240,7 +242,9 @@ def test_sampling_refuses_empty_prompt():
         sample_ids(prompt=TOKENS[:0])
 
 
-@pytest.mark.parametrize(('changes', 'kv_heads'), [({}, 2), (dict(columns__kind='kv'), 4), (dict(gate='value'), 4)])
+@pytest.mark.parametrize(
+    ('changes', 'kv_heads'), [({}, 2), (dict(learned_kv__kind='kv'), 4), (dict(gate='value'), 4)]
+)
 def test_cache_holds_one_entry_for_each_key_head(changes, kv_heads):
     """Learned keys and gated values belong to single query heads, so that these models share no keys."""
     spec = make_tiny_spec(**make_model_changes(heads=4, kv_heads=2, **changes))
