@@ -118,6 +118,7 @@ class TensorBoardCallback(Callback):
     def __init__(self, run_dir: RunDir):
         self.tensorboard = import_extra('tensorboardX', 'tensorboard', run_dir)
         self.run_dir = run_dir
+        self.writer: Any = None
 
     def on_train_begin(self, step: int, attention: str, changes: list[str]) -> None:
         self.writer = self.tensorboard.SummaryWriter(str(self.run_dir.path / 'tensorboard'))
@@ -127,6 +128,10 @@ class TensorBoardCallback(Callback):
             for name in record.keys() - {'step', 'seconds'}:
                 self.writer.add_scalar(name, record[name], record['step'])
             self.writer.flush()
+
+    def on_train_end(self) -> None:
+        if self.writer:
+            self.writer.close()
 
 
 class WandbCallback(Callback):
