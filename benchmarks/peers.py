@@ -26,6 +26,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from typing import Any
 from pathlib import Path
 
 import jax
@@ -125,7 +126,7 @@ class PeerProcess:
         command = [sys.executable, '-m', 'benchmarks.peers', f'--serve={name}']
         if name == 'litgpt':
             command = [str(LITGPT_PYTHON), '-m', 'benchmarks.peer_litgpt']
-        pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True)
+        pipes: dict[str, Any] = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True)
         self.process = subprocess.Popen([*command, json.dumps(shape)], cwd=ROOT, **pipes)
         print(f'{name}, loss of the first step: {self.read_number():.4f}', flush=True)
 
