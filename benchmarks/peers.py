@@ -26,8 +26,8 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from typing import Any
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp

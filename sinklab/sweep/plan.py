@@ -78,13 +78,11 @@ def plan_runs(
                 errors.setdefault(row, str(error))
     if not errors:
         return list(runs.values())
-    (row, message), *others = errors.items()
+    (row, reason), *others = errors.items()
     if len(errors) == len(rows) and len(set(errors.values())) == 1:
-        raise UserError(message)  # about an option rather than a row
+        raise UserError(reason)  # about an option rather than a row
     others_text = f' (and so are {format_names([other for other, _ in others])})' if others else ''
-    raise UserError(
-        f'row {row} is refused{others_text}: {message}; nothing was trained; fix the row, or leave it out'
-    )
+    raise UserError(f'row {row} is refused{others_text}: {reason}; nothing was trained; fix the row, or leave it out')
 
 
 def get_run_dir_name(row: str, seed: int) -> str:
