@@ -149,7 +149,7 @@ class Workers:
         command = [sys.executable, '-m', 'benchmarks.gpu', *sys.argv[1:], '--worker']
         environment = os.environ | PARTS[self.args.part].environment
         while names and (seconds := self.deadline - time.monotonic()) > 0:
-            pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+            pipes: dict[str, Any] = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
             with subprocess.Popen(command, cwd=ROOT, env=environment, **pipes) as worker:
                 self.processes.add(worker)
                 timer = threading.Timer(seconds, worker.terminate)

@@ -26,7 +26,7 @@ LOW_QUERY = 200  # the query of the scores `one_low_row`
 # 1088 leaves 64 modulo 128. For such lengths, cuDNN's gradient of queries was reported wrong in rows whose
 # log-sum-exp is below -88.7, where e^-lse is no float32 number.
 SPECIAL_SCORES = [dict(scores=scores, length=length) for scores in ('low', 'one_low_row') for length in (1024, 1088)]
-SPECIAL_MASKS = [dict(mask='window_not_causal'), dict(mask='blind_queries'), dict(learned_kv=1)]
+SPECIAL_MASKS: list[dict] = [dict(mask='window_not_causal'), dict(mask='blind_queries'), dict(learned_kv=1)]
 
 
 def make_cells(is_tiny: bool) -> dict[str, dict]:
@@ -44,7 +44,9 @@ def make_cells(is_tiny: bool) -> dict[str, dict]:
     ]
     cells += [softmax | more for more in SPECIAL_SCORES]
     for operation in SOME:
-        some = [dict(width=width, mask=mask) for width in (96, 128) for mask in ('causal', 'document', 'alibi')]
+        some: list[dict] = [
+            dict(width=width, mask=mask) for width in (96, 128) for mask in ('causal', 'document', 'alibi')
+        ]
         some += [dict(length=4096), dict(length=4096, width=128), dict(dtype='float16'), *SPECIAL_MASKS]
         cells += [shape | dict(operation=operation) | more for more in some]
     cells = [cell | dict(backend='gpu') for cell in cells] + [

@@ -224,7 +224,8 @@ def select_result_arrays(opcode: str, arrays: list[tuple[str, str]]) -> list[tup
 
 
 def count_bytes(dtype: str, shape: str) -> int:
-    bits = {'pred': 8, 'token': 0}.get(dtype) or int(re.search(r'\d+', dtype)[0] if re.search(r'\d', dtype) else 0)
+    number = re.search(r'\d+', dtype)
+    bits = {'pred': 8, 'token': 0}.get(dtype) or int(number[0] if number else 0)
     return math.prod(int(size) for size in shape.split(',') if size) * bits // 8
 
 

@@ -49,8 +49,8 @@ PROSE = english_corpus.PACKAGES | {
     'sqlite3-doc': ('3.40.1-2+deb12u2', '*.html'),
 }
 LINUX = 'linux-source-6.1', '6.1.176-1'
-LINUX_FOLDERS = ('arch/x86', 'block', 'crypto', 'drivers/md', 'drivers/pci', 'drivers/usb', 'fs', 'kernel')
-LINUX_FOLDERS += ('lib', 'mm', 'net', 'security')
+LINUX_FOLDERS: tuple[str, ...] = ('arch/x86', 'block', 'crypto', 'drivers/md', 'drivers/pci', 'drivers/usb')
+LINUX_FOLDERS += ('fs', 'kernel', 'lib', 'mm', 'net', 'security')
 DIGEST = '841de1adabc8e359193fb6805754e0a4eba856fd1a41aa05f6596ede2225912d'
 MIN_CHARACTERS, MAX_CHARACTERS = 1000, 100_000  # of a document; the largest one has up to one paragraph more
 # A paragraph of prose is left out if these first characters have the same letters as those of an earlier one; a

@@ -82,8 +82,9 @@ def round_list(values: Any) -> list[float | None]:
 
 def select_numbers(numbers: dict[str, float], metrics: tuple[str, ...]) -> dict[str, Any]:
     """Return the numbers of metrics; for a metric that ends in *, the list over layers."""
-    selected = {}
+    selected: dict[str, Any] = {}
     for metric in metrics:
+        values: list[float | None] | float | None
         if metric.endswith('*'):
             names = sorted(name for name in numbers if name.startswith(metric[:-1]))
             values = round_list(numbers[name] for name in names)

@@ -1,5 +1,7 @@
 """Steps of a model of litgpt, compiled as `litgpt pretrain` compiles it; a peer of benchmarks/peers.py."""
 
+from typing import Any
+
 import torch
 from litgpt.config import Config
 from litgpt.model import GPT
@@ -25,7 +27,8 @@ def make_model(shape: dict) -> torch.nn.Module:
         mlp_class_name='LLaMAMLP',
         intermediate_size=shape['ffn_width'],
     )
-    return torch.compile(GPT(config))
+    model: Any = torch.compile(GPT(config))  # a module, which the types of PyTorch call a function
+    return model
 
 
 if __name__ == '__main__':

@@ -35,7 +35,7 @@ class Block(torch.nn.Module):
 class Decoder(torch.nn.Module):
     def __init__(self, shape: dict):
         super().__init__()
-        self.half = shape['head_width'] // 2
+        self.half_width = shape['head_width'] // 2
         self.embedding = torch.nn.Embedding(shape['vocabulary'], shape['width'])
         self.blocks = torch.nn.ModuleList(Block(shape) for _ in range(shape['layers']))
         self.norm = torch.nn.RMSNorm(shape['width'], 1e-5)
@@ -43,7 +43,7 @@ class Decoder(torch.nn.Module):
 
     def forward(self, ids_BT: torch.Tensor) -> torch.Tensor:
         x_BTD = self.embedding(ids_BT)
-        frequency = 1e4 ** (-torch.arange(self.half) / self.half)
+        frequency = 1e4 ** (-torch.arange(self.half_width) / self.half_width)
         angle = torch.arange(ids_BT.shape[1])[:, None] * frequency
         cos, sin = angle.cos().to(x_BTD.dtype), angle.sin().to(x_BTD.dtype)
         for block in self.blocks:
@@ -92,7 +92,7 @@ def make_step(
 
     def run_step() -> float:
         optimizer.zero_grad()
-        total = 0.0
+        total: float | torch.Tensor = 0.0
         for part in micro_batches:
             loss = compute_loss(part) / len(micro_batches)
             loss.backward()

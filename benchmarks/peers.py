@@ -27,6 +27,7 @@ import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -125,7 +126,7 @@ class PeerProcess:
         command = [sys.executable, '-m', 'benchmarks.peers', f'--serve={name}']
         if name == 'litgpt':
             command = [str(LITGPT_PYTHON), '-m', 'benchmarks.peer_litgpt']
-        pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True)
+        pipes: dict[str, Any] = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True)
         self.process = subprocess.Popen([*command, json.dumps(shape)], cwd=ROOT, **pipes)
         print(f'{name}, loss of the first step: {self.read_number():.4f}', flush=True)
 

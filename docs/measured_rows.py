@@ -44,7 +44,7 @@ def find_measured_rows() -> dict[str, str]:
 def find_our_runs(row: str) -> dict[str, dict] | None:
     """Return our runs by seed: those of a measured row with the same config; None where there are none."""
     measured_row = find_measured_rows().get(row)
-    return measured_row and load_results()['runs'][measured_row]
+    return load_results()['runs'][measured_row] if measured_row else None
 
 
 def format_our_numbers(row: str, row_info: dict) -> str:

@@ -23,6 +23,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from typing import Any
 
 BLOCK_PATTERN = re.compile(r'(?:^<!-- output: ([^\n]*) -->\n+)?^```(\w+)\n(.*?)^```$', re.MULTILINE | re.DOTALL)
 QUICK_PATTERN = re.compile(r'To\stry\sthis\spage\sin\sseconds:\s`(export [^`]*)`')
@@ -80,7 +81,7 @@ class TutorialRunner:
 
     def __init__(self, folder: Path, environment: dict[str, str] | None = None):
         self.folder = folder
-        self.namespace = {}
+        self.namespace: dict[str, Any] = {}
         self.last_output = ''
         self.variables = {**os.environ, 'COLUMNS': TERMINAL_COLUMNS, **(environment or {})}
 
@@ -103,7 +104,8 @@ class TutorialRunner:
         if process.returncode:
             raise SystemExit(f'{commands}exits with {process.returncode}:\n{process.stdout}')
         exported = (self.folder / '.environment').read_text(encoding='utf-8')
-        self.variables.update(pair.split('=', 1) for pair in exported.split('\0') if '=' in pair)
+        pairs = (pair.partition('=') for pair in exported.split('\0') if '=' in pair)
+        self.variables.update((name, value) for name, _, value in pairs)
         return process.stdout
 
     def execute(self, cell: str) -> str:

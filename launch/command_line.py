@@ -6,6 +6,7 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
+from typing import NoReturn
 
 from launch import shell
 from launch.job import Job, check_job_name, expand_sweep, make_sibling_path
@@ -41,9 +42,14 @@ class Scheduler:
     verbs: dict[str, MakeStatements]
 
 
+class CommandParser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f'{message}; see --help')
+
+
 def make_parser(scheduler: Scheduler) -> argparse.ArgumentParser:
     verb_lines = [f'  {name:8} {make_statements.__doc__}' for name, make_statements in scheduler.verbs.items()]
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog=f'python -m {scheduler.module}',
         description=scheduler.summary,
         usage='%(prog)s VERB NAME [options] [-- train --config=FILE:ROW ...]',
@@ -51,7 +57,6 @@ def make_parser(scheduler: Scheduler) -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.error = raise_usage_error
     add = parser.add_argument
     add('verb', choices=scheduler.verbs, metavar='VERB')
     add('name', metavar='NAME', help='name of the job; with --rows, prefix of the names')
@@ -68,10 +73,6 @@ def make_parser(scheduler: Scheduler) -> argparse.ArgumentParser:
     add('--env', action='append', default=[], metavar='NAME[=VALUE]', help=env_help)
     scheduler.add_options(parser)
     return parser
-
-
-def raise_usage_error(message: str) -> None:
-    raise UserError(f'{message}; see --help')
 
 
 def main(scheduler: Scheduler, argv: Sequence[str] | None = None) -> int:

@@ -188,9 +188,9 @@ def all_gather_or_raise(group: ProcessGroup, function: Callable[[], Any]) -> lis
         own_answer = dict(value=None, error=str(error))
     answers = group.all_gather(own_answer)
     errors = [answer['error'] for answer in answers]
-    for index, error in enumerate(errors):
-        if error:
-            raise UserError(error if set(errors) == {error} else f'process {index}: {error}')
+    for index, message in enumerate(errors):
+        if message:
+            raise UserError(message if set(errors) == {message} else f'process {index}: {message}')
     return [answer['value'] for answer in answers]
 
 

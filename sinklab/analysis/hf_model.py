@@ -26,7 +26,7 @@ from sinklab.analysis.model_protocol import (
 from sinklab.errors import UserError, format_error
 from sinklab.hf import files, gguf
 from sinklab.hf.files import suppress_transformers_logs
-from sinklab.metrics.metric import MetricContext, complete_arrays
+from sinklab.metrics.metric import Arrays, MetricContext, complete_arrays
 
 # The token ids of the trial pass: two tokens are enough to recognize causal attention.
 TRIAL_IDS = np.zeros((1, 2), np.int64)
@@ -448,7 +448,7 @@ class HFModel:
         batch_size = max(1, MAX_BATCH_BYTES // (4 * self.num_heads * length**2))
         context = self.make_context(length)
 
-        def extract_completed(layer: LayerArrays) -> dict[str, np.ndarray]:
+        def extract_completed(layer: LayerArrays) -> Arrays:
             with find_thread_pools().limit(limits=1, user_api='blas'):
                 return extract(
                     complete_arrays({add_layer_axis(name): array[None] for name, array in layer.items()}, context)
@@ -524,9 +524,10 @@ def load_model(model_dir: Path, name: str, dtype: torch.dtype) -> torch.nn.Modul
     options = dict(dtype=dtype, attn_implementation='eager', use_safetensors=True, trust_remote_code=False)
     with suppress_transformers_logs(transformers):
         try:
-            model, loading_info = transformers.AutoModelForCausalLM.from_pretrained(
+            loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
                 model_dir, output_loading_info=True, **options
             )
+            model, loading_info = loaded
         except Exception as error:  # errors of the config, of weights, or of missing packages
             raise UserError(
                 f'{name} cannot be loaded by transformers {transformers.__version__}: '

@@ -89,11 +89,9 @@ class MeasureRequest:
             raise UserError(
                 f'--lengths has {invalid[0]}, but texts have {length}; give {min_length} to {length}, or --length'
             )
-        if request.positions:  # the importance of token K is reported, too
+        if (position_T := request.position_T) is not None:  # the importance of token K is reported, too
             default_keys = model.make_context(length).keys
-            request = dataclasses.replace(
-                request, keys=max(self.keys or default_keys, int(request.position_T[0]) + 1)
-            )
+            request = dataclasses.replace(request, keys=max(self.keys or default_keys, int(position_T[0]) + 1))
         if self.keys is not None and self.keys > length:
             raise UserError(f'--keys={self.keys} is beyond the text; give 1 to {length}')
         return request
@@ -314,7 +312,9 @@ class MeasureJob:
     def run(self, on_progress: ProgressFn = ignore_progress, names: tuple[str, ...] | None = None) -> MeasureResult:
         """Measure all inputs; `names` as in `measure_model`."""
         measurements = {name: self.measure_input(name, on_progress, names) for name in self.ids_by_input}
-        header = dict(model=self.model.name, digest=self.model.digest, dtype=self.model.dtype, bos=self.model.bos)
+        header: dict[str, Any] = dict(
+            model=self.model.name, digest=self.model.digest, dtype=self.model.dtype, bos=self.model.bos
+        )
         header |= {name: getattr(self.request, name) for name in OPEN_MODEL_DEFAULTS}
         header |= {name: value for name in ('seed', 'positions') if (value := getattr(self.request, name))}
         if remarks := [*self.model.remarks, *self.remarks]:

@@ -27,7 +27,9 @@ MAX_KERNEL_POWER = 4  # of unshifted masses: (3e-10)^4 is about the smallest nor
 class AttentionBackend(Protocol):
     """Interface of an attention backend: one of the classes below, or a module with these names."""
 
-    platform: str | None  # None: all platforms
+    @property
+    def platform(self) -> str | None:
+        """The only platform of the backend; None: all platforms."""
 
     def attend(
         self, query_BTHK, key_BSGK, value_BSGK, spec: AttentionSpec, needs_abs_weight_sum: bool = False
@@ -186,7 +188,7 @@ def select_backend(requested: str, platform: str, *problems: AttentionProblem, v
     def find_reason(explain: Callable[[str, str, AttentionProblem], str | None], name: str) -> str | None:
         return next(filter(None, (explain(name, platform, problem) for problem in problems)), None)
 
-    rejection_reasons = {}
+    rejection_reasons: dict[str, str] = {}
     for name in PREFERRED_BACKENDS.get(platform, ('chunked',)) if requested == 'auto' else (requested,):
         reason = find_reason(verify_and_explain if verify else explain_unsupported, name)
         if reason is None:

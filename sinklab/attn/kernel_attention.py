@@ -94,6 +94,7 @@ def make_kernel_spec(spec: AttentionSpec, head_width: int) -> KernelSpec:
     score_spec = dataclasses.replace(
         score_spec, bias_function=bias.relative.function, is_learned=bias.relative.is_learned
     )
+    assert bias.key_position_BS is not None  # `relative` needs the positions
     return KernelSpec(
         score_spec,
         spec.mask,

@@ -104,7 +104,7 @@ def get_baseline(module: Any, size: str | None) -> dict[str, Any] | None:
 def get_default_size(module: Any) -> str | None:
     """Return the default size of get_config of a config file; None if it has no sizes."""
     parameter = inspect.signature(module.get_config).parameters.get('size')
-    return parameter and parameter.default
+    return parameter.default if parameter else None
 
 
 def load_run_config(run_dir: RunDir, run_name: str, override_args: list[str]) -> tuple[Spec, dict]:

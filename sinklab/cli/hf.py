@@ -6,6 +6,7 @@ import shutil
 import sys
 import uuid
 from pathlib import Path
+from typing import Any
 
 from sinklab.cli.flag_types import positive_int
 from sinklab.errors import UserError, format_error
@@ -141,7 +142,7 @@ def write_imported_run(model_ref: str, source: Path, run_dir: RunDir, final_path
         raise UserError(
             f'{source / files.CONFIG_FILE} describes a model that is not supported: {format_error(error)}'
         ) from error
-    row = dict(config=model_ref, row=get_model_name(model_ref), source=model_ref, size=None)
+    row: dict[str, Any] = dict(config=model_ref, row=get_model_name(model_ref), source=model_ref, size=None)
     row |= dict(overrides={}, diff={}, published={}, optimizer_defaults='configs/fine_tuning.py')
     if remarks := gguf.read_remarks(source):
         row['remarks'] = remarks

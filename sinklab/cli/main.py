@@ -94,7 +94,7 @@ class CommandParser(argparse.ArgumentParser):
         raise UserError(f'{message}; see {self.prog} --help')
 
 
-def build_parser(commands: Container[str] = COMMANDS) -> CommandParser:
+def build_parser(commands: Container[str | None] = COMMANDS) -> CommandParser:
     """Build the parser of the command line, with the arguments of the given commands."""
     root_parser = CommandParser(
         prog='sinklab',

@@ -9,7 +9,7 @@ example:
 
 import argparse
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, get_args
 
 from sinklab.analysis.bos import BosMode
@@ -110,6 +110,7 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
             pass  # fails before anything is measured, if it cannot be written
     from sinklab.analysis import measure, model_ref
 
+    models: Iterable
     if args.all:
         models = model_ref.open_all_checkpoints(args.model, args.bos, args.dtype)
     else:

@@ -71,7 +71,7 @@ def find_runs(pattern: str) -> list[Path]:
     if not (is_remote(pattern) and glob.has_magic(pattern)):
         path = parse_path(pattern)
         return list_sweep_runs(path) or results.list_run_dirs(path) or [path]
-    parent = re.match(r'[^*?[]*/', pattern)[0]
+    parent = re.findall(r'[^*?[]*/', pattern)[0]
     configs = parse_path(parent).glob(f'{pattern[len(parent) :].rstrip("/")}/config.json')
     if not (run_paths := sorted(path.parent for path in configs)):
         raise UserError(f'{pattern} matches no run; give run folders')

@@ -37,7 +37,7 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
     caches = [checkpoint_flags.parse_cache(cache_text, model.spec) for cache_text in cache_texts]
     ids_T = checkpoint_flags.encode_text(model, read_text_file(args.text), args.bare)
     published = model.run_dir.read_json('row').get('published', {})
-    rows = []
+    rows: list[dict] = []
     for cache in caches:
         result = measure_perplexity(model.spec, cache, model.params, ids_T)
         row = dict(cache=str(cache), perplexity=result.perplexity, loss=result.loss, predicted=result.num_predicted)

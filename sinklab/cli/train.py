@@ -119,7 +119,7 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
     parent_step = broadcast_from_primary(group, lambda: request.parent_step)
     warm_start = run_on_all_or_raise(group, lambda: load_warm_start(request.parent, parent_step))
     with contextlib.ExitStack() as stack:
-        callbacks = []
+        callbacks: list = []
         if group.process_index == 0 and args.quiet:
             callbacks = [MessageCallback()]
         elif group.process_index == 0:

@@ -435,7 +435,7 @@ class Spec:
 @functools.cache
 def get_field_types(config_class: type = Spec, prefix: str = '') -> dict[str, Any]:
     """Return the type of each field by its dotted path, with its allowed values."""
-    field_types = {}
+    field_types: dict[str, Any] = {}
     for name, hint in get_type_hints(config_class, include_extras=True).items():
         nested = dataclasses.is_dataclass(hint)
         field_types |= get_field_types(hint, f'{prefix}{name}.') if nested else {f'{prefix}{name}': hint}

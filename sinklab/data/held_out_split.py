@@ -54,7 +54,9 @@ def split_single_text(source: Source, held_out: float) -> Source:
 
     def read() -> Iterator[Document]:
         for document in source.read_documents():
-            yield from (document,) if document.is_blank else split_document(document, held_out)
+            pair = None if document.is_blank else split_document(document, held_out)
+            assert document.is_blank or pair, f'{document.name} has changed'
+            yield from pair or (document,)
 
     piece = SourcePiece(first_two[0].name, source.size, read)
     return dataclasses.replace(source, pieces=(piece,), limit=hash_document_name(split_pair[0].name))

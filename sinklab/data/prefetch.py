@@ -1,14 +1,15 @@
 """Results that a thread computes ahead."""
 
 import collections
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
-Item, Result = TypeVar('Item'), TypeVar('Result')
+Item = TypeVar('Item')
+Result = TypeVar('Result')
 
 
-def prefetch(function: Callable[[Item], Result], items: Iterable[Item], depth: int) -> Iterator[Result]:
+def prefetch(function: Callable[[Item], Result], items: Iterable[Item], depth: int) -> Generator[Result, None, None]:
     """Yield function(item) in order; one background thread computes up to `depth` results ahead.
 
     An error of the function is raised in the place of its result, and ends the iterator. Close the iterator to stop

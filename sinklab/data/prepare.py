@@ -331,9 +331,10 @@ class StoreBuilder:
             for part, predicted in document.parts
             for text in tokenizer.split_text(part, self.tokenizer)
         )
+        end = '', False
         is_first = True
-        for (text, predicted), next_text in itertools.pairwise(itertools.chain(texts, [None])):
-            yield Piece(document, writer, text, predicted, is_first, is_last=next_text is None)
+        for (text, predicted), following in itertools.pairwise(itertools.chain(texts, [end])):
+            yield Piece(document, writer, text, predicted, is_first, is_last=following is end)
             is_first = False
 
     def write_piece(self, piece: Piece, ids: np.ndarray) -> None:

@@ -123,8 +123,8 @@ def load_backcopy_data(spec: Spec) -> RunData:
     data, valid, probe = spec.data, spec.valid, spec.probe
     chain = fit_chain(read_texts(data.source), spec.model.vocabulary, data.triggers)
 
-    def draw(stream: int, *shape: int) -> np.ndarray:
-        return sample_sequences(chain, *shape, np.random.default_rng([data.seed, stream]))
+    def draw(stream: int, count: int, length: int) -> np.ndarray:
+        return sample_sequences(chain, count, length, np.random.default_rng([data.seed, stream]))
 
     batches = make_synthetic_batches(chain, data.seed, spec.optimizer.batch_size, data.length + 1)
     return RunData(
@@ -237,7 +237,7 @@ def make_natural_probe(store: Store, probe: ProbeConfig, prefix_ids: list[int]) 
             f'config.probe needs {probe.sequences} sequences of {probe.length} tokens, but the held-out documents '
             f'have {count}; lower config.probe.sequences or length, or hold out more'
         )
-    chosen = []
+    chosen: list[tuple[str, int]] = []
     number = 0
     while len(chosen) < probe.sequences:
         candidates = np.flatnonzero(length >= (number + 1) * text_tokens)

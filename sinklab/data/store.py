@@ -68,7 +68,7 @@ class Shard(msgspec.Struct, frozen=True, eq=False, forbid_unknown_fields=True):
     sha256: ShardDigests
 
     @property
-    def digests(self) -> dict[str, str]:
+    def digests(self) -> dict[str, object]:
         """Digests by file name."""
         return {f'{self.name}.{suffix}': digest for suffix, digest in self.sha256.items()}
 

@@ -128,7 +128,7 @@ DEFAULT_LENGTH = 2048  # of training windows, if the model takes that many token
 
 def parse_hf_config(hf_config: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Parse a config.json into config fields by their dotted names: those of the model, and `data.length`."""
-    model_type = hf_config.get('model_type')
+    model_type: Any = hf_config.get('model_type')
     check_model_type(model_type, name)
     config = complete_config(hf_config, name)
     if problem := next(find_problems(config), None):
@@ -611,11 +611,12 @@ def compute_with_sinklab(model: ModelConfig, params: dict, ids_BT: np.ndarray) -
     graph, _ = nnx.split(nnx.eval_shape(lambda: Transformer(model, ids_BT.shape[1], nnx.Rngs(0))))
 
     @jax.jit
-    def forward_fn(params: dict, ids_BT: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def forward_fn(params: dict, ids_BT: jax.Array) -> tuple[jax.Array, jax.Array | None]:
         logits_BTV, intermediates = nnx.merge(graph, params)(ids_BT, capture=True)
         return logits_BTV, intermediates.attention_BHTS
 
-    return tuple(map(np.asarray, forward_fn(params, ids_BT)))
+    logits_BTV, attention_LBHTS = forward_fn(params, ids_BT)
+    return np.asarray(logits_BTV), np.asarray(attention_LBHTS)
 
 
 def compute_with_transformers(model_dir: Path, ids_BT: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -152,7 +152,7 @@ class SafetensorsReader:
     """A reader of the arrays of a model directory, one array at a time."""
 
     def __init__(self, model_dir: Path):
-        self.file_of_array = {}
+        self.file_of_array: dict[str, tuple[Path, Any]] = {}
         self.shapes: dict[str, tuple[int, ...]] = {}
         for path in list_weight_files(model_dir):
             with translate_safetensors_errors(path):

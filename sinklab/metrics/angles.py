@@ -43,7 +43,7 @@ def compute_score_averages(query, key, context: MetricContext) -> dict:
 
 
 def compute_score_numbers(arrays, context: MetricContext) -> dict[str, float]:
-    numbers = {}
+    numbers: dict[str, float] = {}
     for name in SCORE_PARTS:
         first, other = (float(arrays[f'{name}_LPH2'][..., index].mean()) for index in range(2))
         numbers |= {f'qk/{name}/1': first, f'qk/{name}/other': other, f'qk/{name}/difference': first - other}
@@ -52,7 +52,7 @@ def compute_score_numbers(arrays, context: MetricContext) -> dict[str, float]:
 
 def compute_effective_rank(key_LPHK) -> np.ndarray:
     """Compute (sum l)^2 / sum l^2 with the variances l over texts, _LH; 1 if keys are equal or on a line."""
-    key_LHPK = np.float64(key_LPHK).swapaxes(1, 2)
+    key_LHPK = np.asarray(key_LPHK, np.float64).swapaxes(1, 2)
     squared_norm_LH = (key_LHPK**2).sum((-1, -2))
     key_LHPK -= key_LHPK.mean(-2, keepdims=True)
     gram = key_LHPK @ key_LHPK.swapaxes(-1, -2)  # has the eigenvalues of the covariance

@@ -85,7 +85,8 @@ def judge_propositions(position: str, numbers: dict[str, float | None]) -> list[
     if position not in PROPOSITIONS:
         return []
     spreads = [value for name, value in numbers.items() if name.startswith('repeated/spread/')]
-    largest = None if None in spreads else max(spreads)
+    known = [value for value in spreads if value is not None]
+    largest = max(known) if len(known) == len(spreads) else None
     verdicts = [('hidden states are equal after every block', largest, is_within_bound(largest, 10 * TOLERANCE))]
     proposition, name = PROPOSITIONS[position]
     if name in numbers:

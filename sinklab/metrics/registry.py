@@ -104,12 +104,11 @@ def get_row_functions(context: MetricContext, has_key_mass: bool) -> dict[str, C
         for metric in select_applicable(context)
         if metric.row_function and (metric.compute_batch_numbers is None or not has_key_mass)
     ]
-    return {
-        metric.infos[0].name: lambda attention, metric=metric: metric.row_function(
-            add_implicit_key(attention, context)
-        )
-        for metric in metrics
-    }
+
+    def complete_keys(row_function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        return lambda attention: row_function(add_implicit_key(attention, context))
+
+    return {metric.infos[0].name: complete_keys(metric.row_function) for metric in metrics}
 
 
 def compute_batch_metrics(captured: Any, context: MetricContext) -> Arrays:

@@ -141,7 +141,7 @@ class Transformer(nnx.Module):
         token_BT: jax.Array,
         *,
         start_BT: jax.Array | None = None,
-        position_BT: jax.Array | None = None,
+        position_BT: jax.Array | np.ndarray | None = None,
         backend: str = 'chunked',
         capture: bool = False,
         num_first_keys: int = 0,

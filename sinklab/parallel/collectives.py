@@ -125,4 +125,6 @@ def find_sharded_dimensions(logical_axes: Sequence[str | None]) -> list[tuple[in
     manual_axes = () if mesh.empty else mesh.manual_axes  # those inside shard_map
     sharded_axes = {axis for axis in manual_axes if mesh.shape[axis] > 1}
     axes = [sharding.RULES[name] if name else None for name in logical_axes]
-    return [(dimension, axis) for dimension, axis in enumerate(axes) if axis in sharded_axes]
+    return [
+        (dimension, axis) for dimension, axis in enumerate(axes) if isinstance(axis, str) and axis in sharded_axes
+    ]

@@ -159,6 +159,8 @@ def load_batch(
     """Load a batch on devices; every process reads the rows of its own devices, each once."""
     read_rows = functools.cache(read_rows)
     batch_sharding = make_batch_sharding(mesh, shape)
-    return jax.make_array_from_callback(
-        shape, batch_sharding, lambda index: read_rows(range(*index[0].indices(shape[0])))
-    )
+
+    def read_shard(index: tuple[slice, ...]) -> np.ndarray:
+        return read_rows(range(*index[0].indices(shape[0])))
+
+    return jax.make_array_from_callback(shape, batch_sharding, read_shard)

@@ -6,6 +6,7 @@ import pkgutil
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 from jax.experimental import topologies
@@ -140,7 +141,9 @@ def make_tpu_devices(topology: str, num_slices: int = 1) -> list[jax.Device]:
         {name: value for name, value in LIBTPU_ENVIRONMENT.items() if name not in os.environ}, TPU_LIBRARY_PATH=path
     )
     try:
-        options = dict(wrap=find_wraparound_links([int(size) for size in topology.partition(':')[2].split('x')]))
+        options: dict[str, Any] = dict(
+            wrap=find_wraparound_links([int(size) for size in topology.partition(':')[2].split('x')])
+        )
         options |= dict(num_slices=num_slices) if num_slices > 1 else {}
         return topologies.get_topology_desc(platform='tpu', topology_name=topology, **options).devices
     except Exception as error:  # of whatever type libtpu raises

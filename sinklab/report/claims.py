@@ -98,7 +98,7 @@ class Claim(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def readings(self) -> list[Reading]:
-        return [self.left, self.right] if self.left else []
+        return [self.left, self.right] if self.left and self.right else []
 
     @property
     def comparison(self) -> str:

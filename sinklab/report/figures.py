@@ -82,7 +82,7 @@ def make_sink_and_loss_figure(run_groups: list[RunGroup]) -> Figure | None:
     runs = list_runs(run_groups)
     sink_panel = make_panel(HEADLINE_METRIC, make_lines(run_groups, HEADLINE_METRIC.name))
     sink_panel['emergences'] = [
-        describe_emergence(index, run)
+        describe_emergence(index, run, run.emergence)
         for index, run in enumerate(runs)
         if run.emergence and merge_emergence([run.emergence]).is_learned
     ]
@@ -100,12 +100,12 @@ def make_sink_and_loss_figure(run_groups: list[RunGroup]) -> Figure | None:
     )
 
 
-def describe_emergence(run_index: int, run: RunResult) -> dict:
+def describe_emergence(run_index: int, run: RunResult, emergence: tuple[int | None, int]) -> dict:
     steps, rates = run.get_curve(HEADLINE_METRIC.name)
-    text = merge_emergence([run.emergence]).format_sentence()
+    text = merge_emergence([emergence]).format_sentence()
     if first_head := run.find_first_head():
         text += ', layer {} head {} first'.format(*first_head)
-    _, end_step = run.emergence
+    _, end_step = emergence
     return dict(run=run_index, x=end_step, y=rates[steps.index(end_step)], text=text)
 
 
@@ -125,16 +125,16 @@ def make_lines(run_groups: list[RunGroup], name: str) -> list[dict]:
         for run in run_group.runs:
             steps, values = run.get_curve(name)
             if steps:
-                x = np.int32(steps)
-                y = np.float32(values)
+                x = np.asarray(steps, np.int32)
+                y = np.asarray(values, np.float32)
                 kept = select_extremes(y, max_points)
                 lines.append(dict(kind=kind, group=group_index, run=run_index, x=x[kept], y=y[kept]))
             run_index += 1
         if mean_curve:
             kept = select_evenly(len(mean_curve[0]), max_points)
-            x = np.int32(mean_curve[0])[kept]
-            y = np.float32(mean_curve[1])[kept]
-            sd = np.float32(mean_curve[2])[kept]
+            x = np.asarray(mean_curve[0], np.int32)[kept]
+            y = np.asarray(mean_curve[1], np.float32)[kept]
+            sd = np.asarray(mean_curve[2], np.float32)[kept]
             num_runs = len(run_group.counted_runs)
             lines.append(dict(kind='mean', group=group_index, run=None, n=num_runs, x=x, y=y, sd=sd))
     return lines

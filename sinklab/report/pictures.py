@@ -3,11 +3,13 @@
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 
 matplotlib.use('Agg')
 import matplotlib.pyplot as plt
+from matplotlib.container import ErrorbarContainer
 
 from sinklab.escape import FIGURE_RC_PARAMS, quote_file_name
 from sinklab.report.figures import Figure, make_figures
@@ -64,7 +66,7 @@ def draw_lines(figure: Figure, run_groups: list[RunGroup]) -> plt.Figure:
     drawn, axes_row = plt.subplots(
         1, len(panels), figsize=(4 * len(panels), 2.8), squeeze=False, layout='constrained'
     )
-    legend_lines: dict[str, plt.Line2D] = {}
+    legend_lines: dict[str, plt.Line2D | ErrorbarContainer] = {}
     for panel, axes in zip(panels, axes_row[0], strict=True):
         for line in panel['lines']:
             label, artist = draw_line(axes, line, run_groups)
@@ -80,15 +82,16 @@ def draw_lines(figure: Figure, run_groups: list[RunGroup]) -> plt.Figure:
     if 0 < len(legend_lines) <= MAX_LEGEND_ENTRIES:
         drawn.set_figheight(drawn.get_figheight() + 0.22 * -(-len(legend_lines) // 3))
         handles = list(legend_lines.values())
-        options = dict(loc='outside lower center', ncols=3, frameon=False, fontsize=8)
+        options: dict[str, Any] = dict(loc='outside lower center', ncols=3, frameon=False, fontsize=8)
         legend = drawn.legend(handles, ['-'] * len(handles), **options)
         for text, label in zip(legend.get_texts(), legend_lines, strict=True):
             text.set_text(wrap_label(label))  # as a label, a name that begins with an underscore would be left out
     return drawn
 
 
-def draw_line(axes: plt.Axes, line: dict, run_groups: list[RunGroup]) -> tuple[str, plt.Line2D]:
+def draw_line(axes: plt.Axes, line: dict, run_groups: list[RunGroup]) -> tuple[str, plt.Line2D | ErrorbarContainer]:
     """Draw a line; return its label and the artist for the legend."""
+    artist: plt.Line2D | ErrorbarContainer
     kind, x = line['kind'], line['x']
     y = line['y'][-len(x) :]  # of ratios by block, those of the last probe
     if kind in ('points', 'published'):

@@ -71,8 +71,8 @@ def make_group_table(run_groups: list[RunGroup]) -> list[dict]:
 def make_row_result(run_group: RunGroup) -> sweep_table.RowResult:
     """Return the results of a group by seed, or by the name of the run if the seed is unknown or repeated."""
     seeds = [run.seed for run in run_group.runs]
-    keys = {run.name: run.seed if seeds.count(run.seed) == 1 else run.name for run in run_group.runs}
-    keys = {name: name if key is None else key for name, key in keys.items()}
+    seeds_or_names = {run.name: run.seed if seeds.count(run.seed) == 1 else run.name for run in run_group.runs}
+    keys = {name: name if key is None else key for name, key in seeds_or_names.items()}
     return sweep_table.RowResult(
         run_group.row_info,
         outcomes={keys[run.name]: run.outcome for run in run_group.runs},

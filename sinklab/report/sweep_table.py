@@ -3,6 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -31,10 +32,10 @@ class RowResult:
     """The results of one row of a sweep over all its seeds."""
 
     row_info: dict  # config, row, diff, published, source
-    outcomes: dict[int, str]  # {seed: done, diverged, refused, crashed or to do}
-    reasons: dict[int, str]  # {seed: reason of the outcome}, for outcomes that have a reason
+    outcomes: dict[int | str, str]  # {seed, or the name of a run: done, diverged, refused, crashed or to do}
+    reasons: dict[int | str, str]  # {seed: reason of the outcome}, for outcomes that have a reason
     # {seed: metrics}, of the runs that are done. A report without such runs uses unfinished ones.
-    metrics_by_seed: dict[int, dict[str, float]]
+    metrics_by_seed: dict[int | str, dict[str, float]]
 
 
 def read_last_metrics(run_dir: RunDir) -> dict[str, float]:
@@ -112,7 +113,7 @@ def list_compared_metrics(result: RowResult) -> list[str]:
     return list(dict.fromkeys([*COMPARED_METRICS, *published, EMERGENCE_METRIC, LOSS_METRIC]))
 
 
-def get_values(result: RowResult, metric_name: str) -> dict[int, float]:
+def get_values(result: RowResult, metric_name: str) -> dict[int | str, float]:
     return {seed: metrics[metric_name] for seed, metrics in result.metrics_by_seed.items() if metric_name in metrics}
 
 
@@ -152,7 +153,7 @@ def compare_direction(row: dict, baseline: dict) -> str:
     return ('as published' if is_same_sign else 'opposite') + (', one seed' if difference['n'] == 1 else '')
 
 
-def summarize_values(values: list[float]) -> dict[str, float | int | None]:
+def summarize_values(values: list[float]) -> dict[str, Any]:
     """Compute the mean, the sample standard deviation (None for one value) and the number of values."""
     sd = float(np.std(values, ddof=1)) if len(values) > 1 else None
     return dict(mean=float(np.mean(values)), sd=sd, n=len(values))
@@ -204,7 +205,7 @@ def compute_spans(results: list[RowResult]) -> dict[str, EmergenceSpan]:
     return spans
 
 
-def get_emergence_steps(metrics: dict[str, float]) -> tuple[int | None, int] | None:
+def get_emergence_steps(metrics: dict[str, float]) -> tuple[float | None, float] | None:
     if EMERGENCE_END_METRIC not in metrics:
         return None
     return metrics.get(EMERGENCE_START_METRIC), metrics[EMERGENCE_END_METRIC]

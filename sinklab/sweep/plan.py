@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Iterable
-from pathlib import PurePath
+from pathlib import Path, PurePath
 
 from sinklab.checkpoint import digests
 from sinklab.config.spec import Layout, Spec
@@ -62,8 +62,8 @@ def plan_runs(
     """
     if RunDir(workdir).has_run():
         raise UserError(f'--workdir={workdir} contains a run; give a folder for the runs of a sweep')
-    runs = {}
-    errors = {}
+    runs: dict[Path, SweepRun] = {}
+    errors: dict[str, str] = {}
     rows = list(rows)
     for seed in seeds:
         for row in rows:
@@ -78,11 +78,11 @@ def plan_runs(
                 errors.setdefault(row, str(error))
     if not errors:
         return list(runs.values())
-    (row, error), *others = errors.items()
+    (row, reason), *others = errors.items()
     if len(errors) == len(rows) and len(set(errors.values())) == 1:
-        raise UserError(error)  # about an option rather than a row
+        raise UserError(reason)  # about an option rather than a row
     others_text = f' (and so are {format_names([other for other, _ in others])})' if others else ''
-    raise UserError(f'row {row} is refused{others_text}: {error}; nothing was trained; fix the row, or leave it out')
+    raise UserError(f'row {row} is refused{others_text}: {reason}; nothing was trained; fix the row, or leave it out')
 
 
 def get_run_dir_name(row: str, seed: int) -> str:

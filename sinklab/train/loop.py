@@ -272,7 +272,7 @@ class Evaluator:
 
     def evaluate(self, names: list[str], step_num: int, params: dict) -> dict[str, float]:
         """Return the metrics of evaluations, and save the arrays of the probe; raises DivergedError."""
-        metrics = {}
+        metrics: dict[str, float] = {}
         if 'valid/loss' in names:
             metrics |= self.compute_valid_loss(params, self.data.valid_NT, self.data.find_valid_triggers())
         if HEADLINE_METRIC.name in names:
@@ -462,8 +462,8 @@ def record_attempt(
     if changes := list_changes(run_dir, spec):
         attempt['changes'] = changes
     attempts = [*run_dir.read_environment().get('attempts', []), attempt]
-    layout = dataclasses.asdict(layout) | dict(mesh.shape)
-    run_dir.write_json('environment', describe_environment(layout, str(choice), attempts))
+    layout_fields = dataclasses.asdict(layout) | dict(mesh.shape)
+    run_dir.write_json('environment', describe_environment(layout_fields, str(choice), attempts))
     if run_dir.read_json('config') != dataclasses.asdict(spec):  # also if only the path of a token store is new
         run_dir.write_json('config', dataclasses.asdict(spec))
     return attempts

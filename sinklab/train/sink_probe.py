@@ -10,7 +10,7 @@ from sinklab.config.spec import ModelConfig, Spec
 from sinklab.errors import UserError
 from sinklab.loss_mask import strip_loss_mask
 from sinklab.metrics import registry
-from sinklab.metrics.metric import MetricContext, make_context
+from sinklab.metrics.metric import Arrays, MetricContext, make_context
 from sinklab.model.attention import get_value_width
 from sinklab.model.learned_kv import count_learned_kv
 from sinklab.parallel import sharding
@@ -64,7 +64,7 @@ def jit_probe(spec: Spec, mesh: jax.sharding.Mesh) -> Callable:
     apply_model = make_hidden_states_fn(spec, capture=True)
     probe_context = get_probe_context(spec)
 
-    def compute_arrays(params: dict, ids_PT: jax.Array) -> dict[str, jax.Array]:
+    def compute_arrays(params: dict, ids_PT: jax.Array) -> Arrays:
         _, _, intermediates = apply_model(params, ids_PT)
         return registry.compute_probe_arrays(intermediates, probe_context)
 

@@ -13,7 +13,7 @@ from sinklab.attn.spec import AttentionProblem
 from sinklab.config.spec import Layout, Spec
 from sinklab.loss_mask import is_in_loss, strip_loss_mask
 from sinklab.metrics import registry
-from sinklab.metrics.metric import make_context
+from sinklab.metrics.metric import Arrays, make_context
 from sinklab.model.attention import Intermediates, make_attention_problem
 from sinklab.model.learned_kv import count_learned_kv
 from sinklab.parallel import collectives, sharding
@@ -185,7 +185,7 @@ def make_train_step(spec: Spec, layout: Layout, mesh: jax.sharding.Mesh, backend
     batch_size = spec.optimizer.batch_size
     num_micro_batches = batch_size // layout.get_micro_batch_size(batch_size)
 
-    def loss(params: dict, ids_BT: jax.Array) -> tuple[jax.Array, dict]:
+    def loss(params: dict, ids_BT: jax.Array) -> tuple[jax.Array, Arrays]:
         value, intermediates = loss_fn(params, ids_BT)
         return value, registry.compute_batch_metrics(intermediates, context)
 

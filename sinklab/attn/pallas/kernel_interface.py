@@ -81,9 +81,8 @@ class ScoreSpec:
     is_learned: bool = False  # whether parameters of the bias function need a gradient
 
     def __mul__(self, factor: float) -> 'ScoreSpec':
-        bias_function = self.bias_function and (
-            lambda parameters, distance: factor * self.bias_function(parameters, distance)
-        )
+        function = self.bias_function
+        bias_function = function and (lambda parameters, distance: factor * function(parameters, distance))
         return ScoreSpec(self.scale * factor, self.offset * factor, bias_function, self.is_learned)
 
 
@@ -178,8 +177,8 @@ def make_differentiable(kernels: Kernels, reduction: Reduction, kernel_spec: Ker
 
         A static mask is closed over and not passed as an array, so that kernels can inspect it.
         """
-        edges, positions = ((), row_inputs) if is_static else (row_inputs[:2], row_inputs[2:])
-        mask = kernel_spec.mask if is_static else Mask(*edges, bounds_2T)
+        positions = row_inputs if is_static else row_inputs[2:]
+        mask = kernel_spec.mask if is_static else Mask(row_inputs[0], row_inputs[1], bounds_2T)
         return KernelSpec(kernel_spec.score_spec, mask, tuple(positions) or None, parameter_HP)
 
     def forward(query, key, value, parameter_HP, row_inputs):
