@@ -119,7 +119,7 @@ def compute_self_attention(weights, x, position_info, spec):
         *(compute_head(h, weights, x, position_info, spec) for h in range(model.heads)), strict=True
     )
     if model.combination == 'differential':
-        gate_HT = formulas.sigmoid(x @ weights['gate_of_second_DHK'][..., 0]).T
+        gate_HT = formulas.sigmoid(x @ weights['lambda_DHK'][..., 0]).T
         outputs = [outputs[2 * h] - gate_HT[h][:, None] * outputs[2 * h + 1] for h in range(model.heads // 2)]
     if model.combination in ('concatenate', 'differential'):
         output_HKD = weights['output_HKD']

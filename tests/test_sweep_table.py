@@ -37,6 +37,18 @@ def make_recorded_row(row, *records_by_seed, published=None):
     return RowResult(row_info, dict.fromkeys(metrics, 'done'), {}, metrics)
 
 
+def test_headline_has_the_mean_of_each_row_or_the_lowest_and_the_highest():
+    def make_rows(count):
+        results = [make_row_result(f'row_{index}', sink_1=(10.0 * index, 10.0 * index + 2)) for index in range(count)]
+        return sweep_table.make_sweep_table(results)
+
+    assert sweep_table.format_headline(make_rows(2)) == 'Sink_1 is 1.0 % for row_0 (n = 2), 11.0 % for row_1 (n = 2).'
+    assert sweep_table.format_headline(make_rows(7)) == (
+        'Sink_1 is from 1.0 % for row_0 (n = 2) to 61.0 % for row_6 (n = 2).'
+    )
+    assert '%' not in sweep_table.format_headline(make_rows(0))
+
+
 def make_rows_and_spans(*row_results):
     return sweep_table.make_sweep_table(row_results), sweep_table.compute_spans(row_results)
 

@@ -145,7 +145,8 @@ def find_model_errors(model: ModelConfig) -> Iterator[str]:
     path = 'config.model'
     if model.heads == 1 and (model.learned_kv.shared or model.gate == 'shared'):
         yield f'{path}.heads is 1, so there is nothing to share; set learned_kv.shared=False, or gate=elementwise'
-    if model.attention.gain != 1 and (model.head_norm or model.norm in NORMS_OF_OUTPUTS):
+    cancels_gain = model.head_norm or (model.norm in NORMS_OF_OUTPUTS and model.norm_kind != 'dynamic_tanh')
+    if model.attention.gain != 1 and cancels_gain:
         given = f'{path}.attention.gain is {model.attention.gain}, which the norm after the heads cancels'
         yield f'{given}; leave it at 1, or set head_norm=False and norm=pre'
     if model.ffn == 'swiglu' and model.initialization == 'released_even':

@@ -337,8 +337,7 @@ class SelfAttention(nnx.Module):
         axis = None if self.combination.sums_heads else 'heads'
         if self.combination.subtracts_heads:
             shape = (model.width, num_output_heads, 1)
-            std = init.linear(model, model.width)
-            self.gate_of_second_DHK = make_normal_param(rngs, shape, std, ('embed', axis, None), inputs=1)
+            self.lambda_DHK = make_normal_param(rngs, shape, std, ('embed', axis, None), inputs=1)
         std = init.attention_output(model, num_output_heads * value_width)
         output_args = (num_output_heads, value_width, model.width), std, (axis, 'head_width', 'embed')
         self.output_HKD = make_normal_param(rngs, *output_args, inputs=2)
@@ -376,6 +375,6 @@ class SelfAttention(nnx.Module):
         if self.combination.sums_heads:
             head_BTHK = head_BTHK.sum(2, keepdims=True)
         if self.combination.subtracts_heads:
-            gate_BTHK = jax.nn.sigmoid(param_einsum('BTD,DHK->BTHK', x_BTD, self.gate_of_second_DHK))
+            gate_BTHK = jax.nn.sigmoid(param_einsum('BTD,DHK->BTHK', x_BTD, self.lambda_DHK))
             head_BTHK = head_BTHK[:, :, 0::2] - gate_BTHK * head_BTHK[:, :, 1::2]
         return param_einsum('BTHK,HKD->BTD', head_BTHK, self.output_HKD)

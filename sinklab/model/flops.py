@@ -5,7 +5,7 @@ import dataclasses
 from sinklab.attn.mask import resolve_mask
 from sinklab.config import spec
 from sinklab.model.attention import COMBINATIONS, count_attended_kv_heads, get_value_width
-from sinklab.model.layers import FFN_ACTIVATIONS, GATES
+from sinklab.model.layers import FFN_ACTIVATIONS, GATED_NORM_RANK, GATES, NORM_PLACEMENTS
 from sinklab.model.learned_kv import count_learned_kv
 
 TRAINING_FLOPS_FACTOR = 3  # the backward pass has two products for each one of the forward pass
@@ -32,13 +32,20 @@ def count_forward_flops(model: spec.ModelConfig, length: int) -> Flops:
     """
     key_width = model.head_width
     value_width = get_value_width(model)
-    num_output_parts = COMBINATIONS[model.combination].count_outputs(model.heads)
+    combination = COMBINATIONS[model.combination]
+    num_output_parts = combination.count_outputs(model.heads)
     projection_weights = (
         model.width * (model.heads + model.num_kv_heads) * key_width
         + model.width * model.num_kv_heads * value_width
         + num_output_parts * value_width * model.width
         + count_gate_weights(model)
     )
+    if combination.subtracts_heads:
+        projection_weights += model.width * num_output_parts
+    if model.norm_kind == 'gated_rms':
+        placement = NORM_PLACEMENTS[model.norm]
+        num_norms = 2 * (placement.before + placement.after + placement.joined)
+        projection_weights += num_norms * 2 * model.width * GATED_NORM_RANK
     if model.attention.feature_map == 'mlp':  # two matrices, once for each head that they map
         projection_weights += 2 * (model.heads + count_attended_kv_heads(model)) * key_width**2
     num_keys = sum(  # of all layers, for each query

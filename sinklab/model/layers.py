@@ -183,22 +183,14 @@ class BranchNorms(nnx.Module):
         self.joined = make_norm(placement.joined, model, rngs)
 
 
-class IdentityMap(nnx.Module):
-    def __init__(self, model: spec.ModelConfig, rngs: nnx.Rngs):
-        pass
-
-    def __call__(self, x_BTHK: jax.Array) -> jax.Array:
-        return x_BTHK
-
-
-class Elu1Map(IdentityMap):
+class Elu1Map(nnx.Module):
     """The feature map elu(x) + 1."""
 
-    def __call__(self, x_BTHK):
+    def __call__(self, x_BTHK: jax.Array) -> jax.Array:
         return elu_plus_one(x_BTHK)
 
 
-class MLPMap(IdentityMap):
+class MLPMap(nnx.Module):
     """The feature map relu(x W_in) W_out, shared by queries, keys and all heads of a layer."""
 
     def __init__(self, model, rngs):
@@ -212,7 +204,11 @@ class MLPMap(IdentityMap):
         return param_einsum('BTHJ,JK->BTHK', hidden_BTHJ, self.out_KK)
 
 
-FEATURE_MAPS = {'identity': IdentityMap, 'elu1': Elu1Map, 'mlp': MLPMap}
+FEATURE_MAPS = {
+    'identity': lambda model, rngs: Identity(),
+    'elu1': lambda model, rngs: Elu1Map(),
+    'mlp': MLPMap,
+}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -254,10 +254,14 @@ def format_headline(rows: list[dict]) -> str:
     rates = {row['row']: row['ours'][HEADLINE_METRIC.name] for row in rows if HEADLINE_METRIC.name in row['ours']}
     if not rates:
         return 'No run has a probe.'
-    names = sorted(rates, key=lambda name: rates[name]['mean'])
-    shown = rates if len(rates) <= MAX_NAMED_ROWS else (names[0], names[-1])
-    texts = [f'{rates[name]["mean"]:.1f} % for {name} (n = {rates[name]["n"]})' for name in shown]
-    return f'{HEADLINE_METRIC.label} is {"" if len(shown) == len(rates) else "from "}{", ".join(texts)}.'
+    names = list(rates)
+    if len(rates) > MAX_NAMED_ROWS:
+        by_rate = sorted(rates, key=lambda name: rates[name]['mean'])
+        names = [by_rate[0], by_rate[-1]]
+    texts = [f'{rates[name]["mean"]:.1f} % for {name} (n = {rates[name]["n"]})' for name in names]
+    if len(names) < len(rates):
+        return f'{HEADLINE_METRIC.label} is from {" to ".join(texts)}.'
+    return f'{HEADLINE_METRIC.label} is {", ".join(texts)}.'
 
 
 def format_brief_outcome(row: dict) -> str:
