@@ -46,7 +46,7 @@ def test_headline_has_the_mean_of_each_row_or_the_lowest_and_the_highest():
     assert sweep_table.format_headline(make_rows(7)) == (
         'Sink_1 is from 1.0 % for row_0 (n = 2) to 61.0 % for row_6 (n = 2).'
     )
-    assert '%' not in sweep_table.format_headline(make_rows(0))
+    assert '%' not in sweep_table.format_headline([])
 
 
 def make_rows_and_spans(*row_results):
