@@ -92,9 +92,11 @@ def make_missing_run_error(run_ref: str, accepts_hf_models: bool = False) -> Use
         accepts_hf_models: Whether the command also takes hf:PATH_OR_ID and gguf:PATH.
     """
     problem = 'contains no run' if RunDir(run_ref).path.exists() else 'does not exist'
+    is_model = is_hf_model(RunDir(run_ref))
     if accepts_hf_models:
-        return UserError(f'{run_ref} {problem}; give the folder of a run, or hf:PATH_OR_ID or gguf:PATH')
-    if run_ref.startswith(MODEL_PREFIXES) or is_hf_model(RunDir(run_ref)):
+        allowed_refs = HF_PREFIX + run_ref if is_model else 'hf:PATH_OR_ID or gguf:PATH'
+        return UserError(f'{run_ref} {problem}; give the folder of a run, or {allowed_refs}')
+    if run_ref.startswith(MODEL_PREFIXES) or is_model:
         model_ref = run_ref if run_ref.startswith(MODEL_PREFIXES) else HF_PREFIX + run_ref
         import_command = shlex.join(['sinklab', 'checkpoint', 'import', model_ref, '--out=runs/imported'])
         return UserError(f'{run_ref} is an open model, and a run is needed; make one with {import_command}')
