@@ -78,9 +78,7 @@ def test_fork_in_bucket_equals_fork_on_disk(corpus, bucket_path, disk_path, tmp_
 
     def fork_run(parent, path):
         parent_checkpoint = warm_start.WarmStart(RunDir(parent), 8, make_spec(corpus), takes)
-        return drop_clock_metrics(
-            train_run(make_spec(corpus, optimizer__steps=12), path, parent_checkpoint=parent_checkpoint)
-        )
+        return drop_clock_metrics(train_run(make_spec(corpus, optimizer__steps=12), path, parent=parent_checkpoint))
 
     fork_path = bucket_path.parent / 'fork'
     assert fork_run(bucket_path, fork_path) == fork_run(disk_path, tmp_path / 'fork')

@@ -57,7 +57,7 @@ def change_spec(spec, **changes):
 
 
 def train(spec, path, parent_checkpoint, *callbacks, row='fork'):
-    loop.train(spec, Layout(), RunDir(path), dict(row=row), *callbacks, parent_checkpoint=parent_checkpoint)
+    loop.train(spec, Layout(), RunDir(path), dict(row=row), *callbacks, parent=parent_checkpoint)
     return RunDir(path).read_records()
 
 

@@ -39,7 +39,7 @@ def no_disk_delay(monkeypatch):
 
 
 def train(spec, path, parent_checkpoint, *callbacks, row='tuned'):
-    loop.train(spec, Layout(), RunDir(path), dict(row=row), *callbacks, parent_checkpoint=parent_checkpoint)
+    loop.train(spec, Layout(), RunDir(path), dict(row=row), *callbacks, parent=parent_checkpoint)
     return RunDir(path).read_records()
 
 
