@@ -26,16 +26,19 @@ def make_row(diff, sink, loss, source, **fields):
     return dict(diff=diff, published={'sink/1': sink, 'valid/loss': loss}, source=source, **fields)
 
 
+def make_unpublished_row(diff, source, note):
+    return dict(diff=diff, published={}, source=source, note=note)
+
+
 def make_ffn_row(name, sink, loss):
     return make_row({'model.ffn': name}, sink, loss, f'{GU_V1}, Table 8')
 
 
 def make_even_initialization_row(name):
-    return dict(
-        diff={'model.ffn': name, 'model.initialization': 'released_even'},
-        published={},
-        source=f'none: {GU_V1}, Table 8, with equal initialization',
-        note='No result was published. The last matrix is scaled by depth, as in the table only for SwiGLU.',
+    return make_unpublished_row(
+        {'model.ffn': name, 'model.initialization': 'released_even'},
+        f'none: {GU_V1}, Table 8, with equal initialization',
+        'No result was published. The last matrix is scaled by depth, as in the table only for SwiGLU.',
     )
 
 
@@ -83,11 +86,10 @@ ROWS = {
         source=SUN_SOURCE,
         note=PRE_NORM_NOTE,
     ),
-    'gated_norm': dict(
-        diff={'model.norm_kind': 'gated_rms'},
-        published={},
-        source='Qiu et al., 2601.22966',
-        note='A gate of rank 16 in each norm; sinks and outliers of the residual stream vanish in its figures.',
+    'gated_norm': make_unpublished_row(
+        {'model.norm_kind': 'gated_rms'},
+        'Qiu et al., 2601.22966',
+        'A gate of rank 16 in each norm, which mitigates outliers by its abstract. No sink number is known here.',
     ),
     'dynamic_tanh': dict(
         diff={'model.norm_kind': 'dynamic_tanh'},
@@ -105,44 +107,38 @@ ROWS = {
     'heads_2': make_heads_row(2, 384, 12.95, 3.76),
     'heads_1': make_heads_row(1, 768, 19.50, 3.78),
     **{
-        f'heads_{count}': dict(
-            diff=scale_with_size({'model.heads': count, 'model.head_width': 768 // count}),
-            published={},
-            source=SUN_SOURCE,
-            note=NARROW_NOTE,
+        f'heads_{count}': make_unpublished_row(
+            scale_with_size({'model.heads': count, 'model.head_width': 768 // count}),
+            SUN_SOURCE,
+            NARROW_NOTE,
         )
         for count in (16, 32)
     },
-    'xsa': dict(
-        diff={'model.exclusive': 'fixed'},
-        published={},
-        source='Zhai, 2603.09078 (0.7B to 2.7B, 100B tokens)',
-        note='Exclusive self-attention. Better on eight tasks at each size; no sink result was published.',
+    'xsa': make_unpublished_row(
+        {'model.exclusive': 'fixed'},
+        'Zhai, 2603.09078 (0.7B to 2.7B, 100B tokens)',
+        'Exclusive self-attention. Better on eight tasks at each size; no sink result was published.',
     ),
-    'xsa_gated': dict(
-        diff={'model.exclusive': 'gated'},
-        published={},
-        source='modded-nanogpt, pull request 264 (124M, 10 runs)',
-        note='Exclusive self-attention with a learned share of each head. Its loss is 3.279, without it 3.283.',
+    'xsa_gated': make_unpublished_row(
+        {'model.exclusive': 'gated'},
+        'modded-nanogpt, pull request 264 (124M, 10 runs)',
+        'Exclusive self-attention with a learned share of each head. Its loss is 3.279, without it 3.283.',
     ),
-    'value_residual': dict(
-        diff={'model.value_residual': True},
-        published={},
-        source='Zhou et al., 2410.17897 (82M to 468M)',
-        note='Avoids value drain; 13.3 % fewer parameters for the same loss. No sink number was published.',
+    'value_residual': make_unpublished_row(
+        {'model.value_residual': True},
+        'Zhou et al., 2410.17897 (82M to 468M)',
+        'Avoids value drain; 13.3 % fewer parameters for the same loss. No sink number was published.',
     ),
-    'differential': dict(
-        diff={'model.combination': 'differential'} | scale_with_size({'model.heads': 16, 'model.kv_heads': 8}),
-        published={},
-        source='Ye et al., Differential Transformer V2 (2026)',
-        note='Twice as many queries; pairs of heads with the same key are subtracted. No sink number was published.',
+    'differential': make_unpublished_row(
+        {'model.combination': 'differential'} | scale_with_size({'model.heads': 16, 'model.kv_heads': 8}),
+        'Ye et al., Differential Transformer V2 (2026)',
+        'Twice as many queries; pairs of heads with the same key are subtracted. No sink number was published.',
     ),
     'add': make_row({'model.combination': 'add'}, 21.76, 3.74, f'{GU_V1}, Table 9'),
-    'add_wide': dict(
-        diff={'model.combination': 'add_wide'},
-        published={},
-        source=f'the other reading of {GU_V1}, Table 9',
-        note='Values as wide as the model. The code was not released; the published number is in the row `add`.',
+    'add_wide': make_unpublished_row(
+        {'model.combination': 'add_wide'},
+        f'the other reading of {GU_V1}, Table 9',
+        'Values as wide as the model. The code was not released; the published number is in the row `add`.',
     ),
     'gate_elementwise': make_gate_row('elementwise', 0.048, 94, 0.116, 5.761),
     'gate_headwise': make_gate_row('headwise', 0.073, 98, 0.172, 5.792),

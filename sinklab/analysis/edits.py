@@ -232,7 +232,7 @@ def convert_edits(edit: Edit | Sequence[Edit] | None) -> tuple[Edit, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class EditableArray:
-    """Where a model can be edited at a target: the layers, from 0, the number of heads, and that of dimensions."""
+    """The places of a target that can be edited: layers, from 0, the number of heads, and that of dimensions."""
 
     layers: Sequence[int]
     heads: int = 1

@@ -74,7 +74,7 @@ class MeasurableModel(Protocol):
 
     @property
     def editable_arrays(self) -> Mapping[str, EditableArray]:
-        """Where each target of an edit can be edited; a target that cannot be edited is left out."""
+        """Return the places where each target can be edited, without targets that cannot be edited."""
         ...
 
     def copy_with_edits(self, edits: tuple[Edit, ...]) -> 'MeasurableModel':

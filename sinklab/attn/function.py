@@ -223,10 +223,10 @@ def convert_scale(scale: ArrayLike) -> float | jax.Array:
     return scale.astype(jnp.float32)
 
 
-def convert_number(name: str, value: ArrayLike, exclusive_min: float = -math.inf) -> float:
+def convert_number(name: str, value: Any, exclusive_min: float = -math.inf) -> float:
     """Return a number as a float, or raise UserError unless it is finite and above `exclusive_min`."""
     try:
-        number = float(value)  # type: ignore[arg-type]
+        number = float(value)
     except (TypeError, ValueError):  # such as an array of several numbers, or one that jax traces
         number = math.nan
     if not exclusive_min < number < math.inf:

@@ -33,7 +33,7 @@ class WarmStart:
 
     @property
     def takes_all(self) -> bool:
-        """Whether the run takes the whole state, so that it begins at the checkpoint's step, in the same data."""
+        """Return whether the run takes the whole state, and begins at the checkpoint's step in the same data."""
         return not self.takes
 
     @property
