@@ -1,6 +1,5 @@
 """Data sources that `--source` and `config.data.source` can name; the table `SOURCES` lists them."""
 
-import codecs
 import contextlib
 import dataclasses
 import functools
@@ -25,11 +24,9 @@ from sinklab.data.documents import (
     ContentReader,
     Document,
     FieldNames,
-    RecordError,
     Source,
     SourcePiece,
     convert_records,
-    decode_utf8,
     import_library,
     parse_field_options,
     read_conversation,
@@ -41,7 +38,6 @@ from sinklab.storage.files import read_json
 from sinklab.storage.paths import get_file_system, is_remote, make_relative, parse_path
 
 WILDCARD = re.compile(r'[*?[]')
-BEGINNING_BYTES = 1 << 13  # bytes of a file of unknown format that show whether it is text
 PARQUET_BATCH_ROWS = 256  # rows of a table in memory at once
 SKIPPED_NAMES = {'site-packages', 'test', 'tests', 'idle_test'}
 MIXTURE_FORM = '{"domain": {"source": "text:GLOB", "weight": 0.3}, ...}'
@@ -138,7 +134,7 @@ class FileFormat(NamedTuple):
 
     unit: str  # word for one record, used in messages; '' if the record is the whole file
     read_records: Callable[[Path, FieldNames], Iterator[tuple[int, Any]]]  # yields (number from 1, raw record)
-    decode_record: Callable[[Any], dict[str, Any]]  # raises RecordError
+    decode_record: Callable[[Any], dict[str, Any]]  # raises ValueError
 
 
 def read_whole_file(path: Path, _: FieldNames) -> Iterator[tuple[int, bytes]]:
@@ -164,52 +160,15 @@ def read_parquet_rows(path: Path, fields: FieldNames) -> Iterator[tuple[int, Any
         yield from enumerate(itertools.chain.from_iterable(batch.to_struct_array() for batch in batches), 1)
 
 
-def parse_json_object(encoded: bytes) -> dict[str, Any]:
-    text = decode_utf8(encoded.decode).removeprefix('\ufeff')
-    try:
-        fields = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise RecordError(f'is not JSON ({format_error(error)})') from error
-    if not isinstance(fields, dict):
-        raise RecordError('is not a JSON object')
-    return fields
+TEXT_FORMAT = FileFormat('', read_whole_file, lambda content: {'text': content.decode()})
+JSONL_FORMAT = FileFormat('line', read_lines, json.loads)
+PARQUET_FORMAT = FileFormat('row', read_parquet_rows, lambda row: row.as_py())
 
 
-TEXT_FORMAT = FileFormat('', read_whole_file, lambda content: {'text': decode_utf8(content.decode)})
-JSONL_FORMAT = FileFormat('line', read_lines, parse_json_object)
-PARQUET_FORMAT = FileFormat('row', read_parquet_rows, lambda row: decode_utf8(row.as_py))
-FORMATS = {
-    **dict.fromkeys(('.txt', '.txt.gz', '.txt.zst'), TEXT_FORMAT),
-    **dict.fromkeys(('.jsonl', '.jsonl.gz', '.jsonl.zst'), JSONL_FORMAT),
-    '.parquet': PARQUET_FORMAT,
-}
-
-
-def choose_format(source_name: str, path: Path, formats: tuple[FileFormat, ...]) -> FileFormat:
-    """Return the format of a file: by its ending, or else plain text if its content is.
-
-    Raises:
-        UserError: It is none of the formats.
-    """
-    by_suffix = (file_format for suffix, file_format in FORMATS.items() if str(path).endswith(suffix))
-    file_format = next(by_suffix, None) or (TEXT_FORMAT if is_text_file(path) else None)
-    if file_format in formats:
-        return file_format
-    allowed = ', '.join(suffix for suffix, allowed_format in FORMATS.items() if allowed_format in formats)
-    text = ', and other files of UTF-8 text' if TEXT_FORMAT in formats else ''
-    raise UserError(f'{source_name} matches {path}, which cannot be read; allowed: {allowed}{text}')
-
-
-def is_text_file(path: Path) -> bool:
-    """Return whether a file begins as UTF-8 text does, without NUL bytes; a pipe or a device is no text file."""
-    if not path.is_file():
-        return False
-    with translate_read_errors(path), path.open('rb') as file:
-        beginning = file.read(BEGINNING_BYTES)
-    try:
-        return '\0' not in codecs.getincrementaldecoder('utf-8')().decode(beginning)  # it may end within a character
-    except UnicodeDecodeError:
-        return False
+def choose_format(path: Path) -> FileFormat:
+    """Return the format of a file by its ending; a file with any other ending is plain text."""
+    name = str(path).removesuffix('.gz').removesuffix('.zst')
+    return {'.jsonl': JSONL_FORMAT, '.parquet': PARQUET_FORMAT}.get(os.path.splitext(name)[1], TEXT_FORMAT)
 
 
 def open_source(source_name: str) -> Source:
@@ -261,35 +220,31 @@ def read_python_file(file: SourceFile) -> Iterator[Document]:
 def open_text_source(source_name: str, argument: str) -> Source:
     """Open text files: one document per .jsonl line, .parquet row, or file of plain text."""
     pattern, fields = parse_field_options(source_name, argument, 'text')
-    return open_record_source(source_name, pattern, fields, read_text, (TEXT_FORMAT, JSONL_FORMAT, PARQUET_FORMAT))
+    return open_record_source(source_name, pattern, fields, read_text)
 
 
 def open_chat(source_name: str, argument: str) -> Source:
     """Open conversations, one per .jsonl line or .parquet row; only the words of the assistant are in the loss."""
     pattern, fields = parse_field_options(source_name, argument, 'messages')
-    source = open_record_source(source_name, pattern, fields, read_conversation, (JSONL_FORMAT, PARQUET_FORMAT))
-    return dataclasses.replace(source, masked=True)
+    return dataclasses.replace(open_record_source(source_name, pattern, fields, read_conversation), masked=True)
 
 
-def open_record_source(
-    source_name: str, pattern: str, fields: FieldNames, read_content: ContentReader, formats: tuple[FileFormat, ...]
-) -> Source:
+def open_record_source(source_name: str, pattern: str, fields: FieldNames, read_content: ContentReader) -> Source:
     """Open the files that match a pattern.
 
     Raises:
-        UserError: No file matches, or a file has none of the formats, or fields are named that it has not.
+        UserError: No file matches, or fields other than `text` are needed and a file is plain text.
     """
     files = match_files(pattern)
     if not files:
         remedy = 'check the path, quote the pattern, and give the files of a folder as FOLDER/*.txt'
         raise UserError(f'{source_name} matches no file; {remedy}')
-    formats_of_files = {file: choose_format(source_name, file.path, formats) for file in files}
-    text_files = [file.path for file, file_format in formats_of_files.items() if file_format == TEXT_FORMAT]
+    text_files = [file.path for file in files if choose_format(file.path) == TEXT_FORMAT]
     if text_files and fields != FieldNames('text', ''):
-        raise UserError(f'{source_name} names fields, but {text_files[0]} is plain text; match other files')
+        raise UserError(f'{source_name} needs records, but {text_files[0]} is plain text; match .jsonl or .parquet')
 
     def read(file: SourceFile) -> Iterator[Document]:
-        unit, read_records, decode_record = formats_of_files[file]
+        unit, read_records, decode_record = choose_format(file.path)
         records = (
             (f'{file.name}:{number}', f'{file.path}, {unit} {number}', record)
             if unit
