@@ -117,7 +117,7 @@ def test_page_draws_every_figure_without_console_output(report_tab):
     for name in names:
         count = f'document.querySelectorAll("[id=\\"figure-{name}\\"] .plot :is(.curve, canvas)").length'
         assert report_tab.evaluate(count) > 0, f'{name} is not drawn'
-    counts = {'section.figure': len(names), '#figure-alpha canvas': 4, '#figure-attention canvas': 12, '.mark': 4}
+    counts = {'section.figure': len(names), '#figure-alpha canvas': 4, '#figure-attention canvas': 12}
     counts['.reference'] = [figure.kind for figure in FIGURES].count('ratios')
     for selector, count in counts.items():
         assert report_tab.evaluate(f'document.querySelectorAll("{selector}").length') == count, selector

@@ -13,12 +13,13 @@ import itertools
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
+from filelock import FileLock
 
 from sinklab.data import tokenizer
 from sinklab.data.documents import Document, Source
@@ -38,14 +39,19 @@ from sinklab.data.store import (
     SPLITS,
     TOKENIZER_FILE,
     Shard,
-    lock_folder,
 )
 from sinklab.errors import UserError, print_status
-from sinklab.storage.files import TEMPORARY_SUFFIX, atomic_write, hash_file, read_json, write_text
+from sinklab.storage.files import (
+    TEMPORARY_SUFFIX,
+    atomic_write,
+    hash_file,
+    open_writable_folder,
+    read_json,
+    write_text,
+)
 from sinklab.storage.paths import is_remote
 
 TASK_CHARS = 1 << 21  # characters that are tokenized at once, in parallel
-MAX_DOMAINS = 200  # each domain keeps shard files open
 PROGRESS_SECONDS = 10.0  # seconds between two progress lines
 PROBE_SEQUENCES, PROBE_LENGTH = 128, 2048  # size of the random and repeated probe sequences
 SHARED_SETTINGS = ('bos', 'end_token', 'fixed_token', 'held_out')  # must be equal in a store and a run's config.data
@@ -79,8 +85,7 @@ def prepare_store(recipe: Recipe, folder: Path) -> None:
     if is_remote(folder):
         raise UserError(f'{folder} is in a bucket; prepare the store on a disk, and copy it: gcloud storage cp -r')
     source = split_single_text(open_source(recipe.source), recipe.held_out)
-    read_plan(folder, recipe, source)  # raises before anything is written
-    with lock_folder(folder, f'another process prepares {folder}'):
+    with open_writable_folder(folder), FileLock(folder / LOCK_FILE):
         plan = read_plan(folder, recipe, source) or write_plan(folder, recipe, source)
         if (folder / META_FILE).exists():
             return
@@ -136,18 +141,16 @@ def read_plan(folder: Path, recipe: Recipe, source: Source) -> dict[str, Any] | 
     file = folder / RECIPE_FILE
     remedy = f'delete {folder}, or give another folder'
     if not file.exists():
-        paths = folder.iterdir() if folder.is_dir() else ()
         earlier = (TOKENIZER_FILE, LOCK_FILE, TEMPORARY_SUFFIX)
-        if unexpected := sorted(path.name for path in paths if not path.name.endswith(earlier)):
+        if unexpected := sorted(path.name for path in folder.iterdir() if not path.name.endswith(earlier)):
             raise UserError(f'{folder} contains files but no token store ({unexpected[0]}); give a new folder')
         return None
     plan = read_json(file, remedy=remedy)
     request = build_request(recipe, source)
     request['tokenizer_sha256'] = hash_file(folder / TOKENIZER_FILE)
-    changes = [name for name, value in request.items() if plan.get(name) != value]
-    if changes:
-        changes = ['files of the source' if name == 'identity' else name for name in changes]
-        raise UserError(f'{folder} was started from other inputs ({", ".join(changes)} changed); {remedy}')
+    if changes := [name for name, value in request.items() if plan.get(name) != value]:
+        names = ', '.join(changes).replace('identity', 'files of the source')
+        raise UserError(f'{folder} was started from other inputs ({names} changed); {remedy}')
     return plan
 
 
@@ -248,7 +251,8 @@ class StoreBuilder:
     def __init__(self, recipe: Recipe, source: Source, folder: Path, limit: int):
         self.recipe, self.source, self.folder, self.limit = recipe, source, folder, limit
         self.tokenizer = tokenizer.load_tokenizer(folder / TOKENIZER_FILE)
-        self.dtype = tokenizer.choose_ids_dtype(self.tokenizer)
+        self.vocabulary = tokenizer.get_vocabulary_size(self.tokenizer)
+        self.dtype = tokenizer.choose_ids_dtype(self.vocabulary)
         self.writers: dict[tuple[str, str], ShardWriter] = {}
         self.dropped: collections.Counter[str] = collections.Counter()
         self.num_read = self.num_chars = self.num_tokens = 0  # pieces of the source, characters, and their ids
@@ -259,7 +263,6 @@ class StoreBuilder:
             for pieces, ids in tasks:
                 for piece, piece_ids in zip(pieces, ids, strict=True):
                     self.write_piece(piece, piece_ids)
-                self.print_progress()
         for writer in self.writers.values():
             writer.finish_shard()
         shards = [shard for writer in self.writers.values() for shard in writer.shards]
@@ -269,7 +272,10 @@ class StoreBuilder:
                     f'{self.recipe.source} has no {split} document, with held_out {self.recipe.held_out}; '
                     'give more documents, or another share and another folder'
                 )
-        write_meta(self.folder, self.recipe, self.source, shards, self.dropped)
+        self.write_probe()
+        self.write_meta(shards)
+        for shard in shards:
+            (self.folder / f'{shard.name}.json').unlink(missing_ok=True)
 
     def print_progress(self) -> None:
         """Print a line at most every PROGRESS_SECONDS seconds."""
@@ -315,13 +321,7 @@ class StoreBuilder:
         domain = document.domain
         split = 'held_out' if hash_document_name(document.name) < self.limit else 'train'
         if (split, domain) not in self.writers:
-            domains = list(dict.fromkeys([*(name for _, name in self.writers), domain]))
-            if len(domains) > MAX_DOMAINS:
-                raise UserError(
-                    f'{self.recipe.source} has over {MAX_DOMAINS} domains ({", ".join(domains[:3])}, ...), '
-                    'each of which gets its own shards; name another field'
-                )
-            number = domains.index(domain)
+            number = list(dict.fromkeys([*(name for _, name in self.writers), domain])).index(domain)
             self.writers[split, domain] = ShardWriter(self.folder, split, domain, number, self.source.masked)
         return self.writers[split, domain]
 
@@ -351,39 +351,37 @@ class StoreBuilder:
             if writer.tokens >= self.recipe.shard_tokens:
                 writer.finish_shard()
 
+    def write_probe(self) -> None:
+        """Write probe.npz: ids that are uniform over the vocabulary, and the same for all runs."""
+        rng = np.random.default_rng(0)
+        with atomic_write(self.folder / PROBE_FILE) as temporary_path, temporary_path.open('wb') as file:
+            np.savez(
+                file,
+                random_PT=rng.integers(self.vocabulary, size=(PROBE_SEQUENCES, PROBE_LENGTH), dtype=np.int32),
+                repeated_P=rng.integers(self.vocabulary, size=PROBE_SEQUENCES, dtype=np.int32),
+            )
 
-def write_meta(folder: Path, recipe: Recipe, source: Source, shards: list[Shard], dropped: Mapping[str, int]) -> None:
-    """Write probe.npz and then meta.json, which marks a store as complete; delete the records of the shards."""
-    store_tokenizer = tokenizer.load_tokenizer(folder / TOKENIZER_FILE)
-    vocabulary = tokenizer.get_vocabulary_size(store_tokenizer)
-    rng = np.random.default_rng(0)
-    with atomic_write(folder / PROBE_FILE) as temporary_path, temporary_path.open('wb') as file:
-        np.savez(  # uniform over the vocabulary, and the same for all runs
-            file,
-            random_PT=rng.integers(vocabulary, size=(PROBE_SEQUENCES, PROBE_LENGTH), dtype=np.int32),
-            repeated_P=rng.integers(vocabulary, size=PROBE_SEQUENCES, dtype=np.int32),
+    def write_meta(self, shards: list[Shard]) -> None:
+        """Write meta.json, which marks a store as complete."""
+        header = dict(
+            format=FORMAT_VERSION,
+            tokenizer=hash_file(self.folder / TOKENIZER_FILE),
+            vocabulary=self.vocabulary,
+            dtype=self.dtype.str,
+            **{name: getattr(self.recipe, name) for name in SHARED_SETTINGS},
+            masked=self.source.masked,
+            weights=dict(self.source.weights or ()),
         )
-    header = dict(
-        format=FORMAT_VERSION,
-        tokenizer=hash_file(folder / TOKENIZER_FILE),
-        vocabulary=vocabulary,
-        dtype=tokenizer.choose_ids_dtype(store_tokenizer).str,
-        **{name: getattr(recipe, name) for name in SHARED_SETTINGS},
-        masked=source.masked,
-        weights=dict(source.weights or ()),
-    )
-    meta = dict(
-        digest=digest_json([header, [(shard.split, shard.domain, shard.sha256) for shard in shards]])[:16],
-        source=recipe.source,
-        **header,
-        domains=[count_domain(domain, shards) for domain in dict.fromkeys(shard.domain for shard in shards)],
-        dropped=dict(dropped),
-        probe=hash_file(folder / PROBE_FILE),
-        shards=msgspec.to_builtins(shards),
-    )
-    write_text(folder / META_FILE, json.dumps(meta, indent=1) + '\n')
-    for shard in shards:
-        (folder / f'{shard.name}.json').unlink(missing_ok=True)
+        meta = dict(
+            digest=digest_json([header, [(shard.split, shard.domain, shard.sha256) for shard in shards]])[:16],
+            source=self.recipe.source,
+            **header,
+            domains=[count_domain(domain, shards) for domain in dict.fromkeys(shard.domain for shard in shards)],
+            dropped=dict(self.dropped),
+            probe=hash_file(self.folder / PROBE_FILE),
+            shards=msgspec.to_builtins(shards),
+        )
+        write_text(self.folder / META_FILE, json.dumps(meta, indent=1) + '\n')
 
 
 def count_domain(domain: str, shards: list[Shard]) -> dict:

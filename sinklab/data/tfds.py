@@ -44,8 +44,8 @@ def open_tfds(source_name: str, argument: str) -> Source:
         raise
     except Exception as error:  # of the catalogue, the network, or a C++ reader
         raise UserError(
-            f'{source_name} cannot be read ({format_error(error, with_type=True)}); give the folder of a data set that '
-            f'was made with tfds build {match["name"]} --file_format=array_record'
+            f'{source_name} cannot be read ({format_error(error, with_type=True)}); give the folder of a data set '
+            f'that was made with tfds build {match["name"]} --file_format=array_record'
         ) from error
 
     def read() -> Iterator[Document]:

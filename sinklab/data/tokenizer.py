@@ -135,9 +135,9 @@ def is_safe_cut(tokenizer: Tokenizer, text: str, position: int) -> bool:
     return joined == left + right
 
 
-def choose_ids_dtype(tokenizer: Tokenizer) -> np.dtype:
+def choose_ids_dtype(vocabulary: int) -> np.dtype:
     """Return the smallest unsigned dtype that can hold every id."""
-    return np.dtype('<u2' if get_vocabulary_size(tokenizer) <= 2**16 else '<u4')
+    return np.dtype('<u2' if vocabulary <= 2**16 else '<u4')
 
 
 def encode_texts(tokenizer: Tokenizer, ids_dtype: np.dtype, texts: list[str]) -> list[np.ndarray]:

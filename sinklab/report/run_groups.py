@@ -3,8 +3,6 @@
 import dataclasses
 import json
 
-import numpy as np
-
 from sinklab.metrics.registry import HEADLINE_METRIC
 from sinklab.report import sweep_table
 from sinklab.report.runs import RunResult, drop_seed_fields, format_config_value
@@ -25,8 +23,7 @@ class RunGroup:
     @property
     def row_info(self) -> dict:
         """The content of row.json, with the name of the group as its row."""
-        row_info = self.runs[0].row_info
-        return {'source': '', **row_info, 'row': self.name, 'published': row_info.get('published') or {}}
+        return self.runs[0].row_info | {'row': self.name}
 
     @property
     def counted_runs(self) -> list[RunResult]:
@@ -55,24 +52,14 @@ def group_runs(runs: list[RunResult]) -> list[RunGroup]:
 
 
 def make_group_table(run_groups: list[RunGroup]) -> list[dict]:
-    """Make the entries of the sweep table for groups of runs.
-
-    Each entry also has `direction`, as `sweep_table.compare_direction` returns it, and `span`, the EmergenceSpan of
-    the group, or None without a probe.
-    """
-    results = list(map(make_row_result, run_groups))
-    spans = sweep_table.compute_spans(results)
-    rows = sweep_table.make_sweep_table(results)
-    return [
-        row | dict(direction=sweep_table.compare_direction(row, rows[0]), span=spans.get(row['row'])) for row in rows
-    ]
+    """Make the entries of `sweep_table.make_sweep_table` for groups of runs, the first of which is the baseline."""
+    return sweep_table.make_sweep_table(list(map(make_row_result, run_groups)))
 
 
 def make_row_result(run_group: RunGroup) -> sweep_table.RowResult:
     """Return the results of a group by seed, or by the name of the run if the seed is unknown or repeated."""
-    seeds = [run.seed for run in run_group.runs]
-    seeds_or_names = {run.name: run.seed if seeds.count(run.seed) == 1 else run.name for run in run_group.runs}
-    keys = {name: name if key is None else key for name, key in seeds_or_names.items()}
+    seeds = [run.seed for run in run_group.runs if run.seed is not None]
+    keys = {run.name: run.seed if seeds.count(run.seed) == 1 else run.name for run in run_group.runs}
     return sweep_table.RowResult(
         run_group.row_info,
         outcomes={keys[run.name]: run.outcome for run in run_group.runs},
@@ -82,23 +69,6 @@ def make_row_result(run_group: RunGroup) -> sweep_table.RowResult:
             for run in run_group.counted_runs
         },
     )
-
-
-def compute_mean_curve(runs: list[RunResult], metric_name: str) -> tuple[list[int], np.ndarray, np.ndarray] | None:
-    """Compute the mean curve of a metric over several runs.
-
-    Returns:
-        The steps at which all runs recorded the metric, the mean and the sample standard deviation at each of them.
-        None for fewer than two runs, or without a common step.
-    """
-    if len(runs) < 2:
-        return None
-    curves = [dict(zip(*run.get_curve(metric_name), strict=True)) for run in runs]
-    steps = sorted(set.intersection(*map(set, curves)))
-    if not steps:
-        return None
-    values = np.array([[curve[step] for step in steps] for curve in curves])
-    return steps, values.mean(0), values.std(0, ddof=1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,19 +108,18 @@ def find_axes(run_groups: list[RunGroup], rows: list[dict]) -> list[SweepAxis]:
         if not run_group.row_info.get('from') and any(name in row['ours'] for name in AXIS_METRICS)
     }
     fields = dict.fromkeys(name for config in configs.values() for name in config)
-    axes = [make_axis(field, configs) for field in fields if is_numeric_field(field, configs)]
+    axes = [make_axis(field, configs) for field in fields]
     return sorted(filter(None, axes), key=lambda axis: -sum(map(len, axis.lines)))
 
 
-def is_numeric_field(field: str, configs: dict[int, dict]) -> bool:
-    """Return whether a field differs between configs and all its values are numbers or None."""
-    values = [config.get(field) for config in configs.values()]
-    are_numbers = all(value is None or type(value) in (int, float) for value in values)
-    return are_numbers and len(set(map(str, values))) > 1
-
-
 def make_axis(field: str, configs: dict[int, dict]) -> SweepAxis | None:
-    """Make the axis of a field from the configs of groups by index; None if no two groups differ in it alone."""
+    """Make the axis of a field from the configs of groups by index; None if no two groups differ in it alone.
+
+    A field that has a value other than numbers and None has no axis.
+    """
+    values = [config.get(field) for config in configs.values()]
+    if not all(value is None or type(value) in (int, float) for value in values):
+        return None
     groups: dict[str, list[tuple]] = {}
     for index, config in configs.items():
         if field in config:

@@ -3,10 +3,11 @@
 from collections.abc import Mapping, Sequence
 
 from sinklab.metrics import registry
-from sinklab.metrics.emergence import MIN_FINAL_RATE_PERCENT, find_emergence, merge_emergence
+from sinklab.metrics.emergence import MIN_FINAL_RATE_PERCENT, merge_emergence
 from sinklab.metrics.metric import MetricInfo
 from sinklab.metrics.registry import HEADLINE_METRIC
 from sinklab.report.runs import RUN_METRIC_INFOS, RunResult
+from sinklab.report.sweep_table import compute_run_metrics, get_emergence_steps
 
 RUN_HEADINGS = ('run', *(number.label for number in RUN_METRIC_INFOS), 'emerges (step)', 'first head', 'end')
 EXTRA_COLUMN_SENTENCES = {
@@ -42,15 +43,11 @@ def lowercase_first_letter(sentence: str) -> str:
     return (first.lower() if rest[:1].islower() else first) + rest
 
 
-def make_run_table(runs: list[RunResult]) -> list[dict]:
-    """Make a row for each run, with its metrics, emergence and outcome.
+def make_run_row(run: RunResult) -> dict:
+    """Make the row of a run, with its metrics, emergence and outcome.
 
     A metric that was never recorded is None, and `emergence` is None if the run has no sink.
     """
-    return [make_run_row(run) for run in runs]
-
-
-def make_run_row(run: RunResult) -> dict:
     emergence = None
     if run.emergence:
         start_step, end_step = run.emergence
@@ -69,7 +66,7 @@ def make_run_row(run: RunResult) -> dict:
 
 
 def format_run_cells(row: dict) -> list[str]:
-    """Format a row of `make_run_table` as cells under RUN_HEADINGS."""
+    """Format a row of `make_run_row` as cells under RUN_HEADINGS."""
     emergence = row['emergence']
     head_text = '-'
     span_text = '-' if row[HEADLINE_METRIC.name] is None else merge_emergence([None]).format_cell()
@@ -126,9 +123,7 @@ def describe_published(row: Mapping, headings: Sequence[str]) -> str:
 
 def describe_emergence(records: list[dict]) -> str:
     """Describe when the sink of a run emerges, in a few words."""
-    steps_and_rates = [
-        (record['step'], record[HEADLINE_METRIC.name]) for record in records if HEADLINE_METRIC.name in record
-    ]
-    if not steps_and_rates:
+    metrics = compute_run_metrics(records, None)
+    if HEADLINE_METRIC.name not in metrics:
         return 'no probe'
-    return merge_emergence([find_emergence(*zip(*steps_and_rates, strict=True))]).format_sentence()
+    return merge_emergence([get_emergence_steps(metrics)]).format_sentence()

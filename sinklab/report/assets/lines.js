@@ -154,18 +154,6 @@ function renderPoints(data, line, layout) {
   return points.join('');
 }
 
-// Render a triangle where the sink of a visible run emerges.
-function renderEmergences(data, panel, layout) {
-  const renderEmergence = emergence => {
-    const run = data.runs[emergence.run];
-    const attributes = { class: 'mark', fill: getColour(run.group), stroke: 'var(--back)' };
-    const d = `M${layout.toX(emergence.x)} ${layout.toY(emergence.y) - 6}l5 9h-10z`;
-    return renderSvg('path', { d, ...attributes }, renderTitle(`${run.name}: ${emergence.text}`));
-  };
-  const visible = (panel.emergences ?? []).filter(({ run }) => !state.hiddenGroups.has(data.runs[run].group));
-  return visible.map(renderEmergence).join('');
-}
-
 // Return [value, label] of the ticks of the horizontal axis.
 function makeHorizontalTicks(panel, layout) {
   if (panel.kind === 'sweep') {

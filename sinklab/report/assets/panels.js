@@ -34,7 +34,6 @@ class Panel {
     this.svg.innerHTML = [
       renderAxes(this.spec, layout),
       ...ordered.map(line => renderLine(this.data, line, layout)),
-      renderEmergences(this.data, this.spec, layout),
       renderSvg('path', { class: 'cursor' }),
     ].join('');
     this.resetCursor();
