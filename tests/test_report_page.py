@@ -113,7 +113,7 @@ def test_select_extremes_keeps_ends_minimum_and_maximum(values, count):
 @NEEDS_BROWSER
 def test_page_draws_every_figure_without_console_output(report_tab):
     assert report_tab.console == []
-    names = [figure.name for figure in FIGURES] + ['curves', 'metrics', 'along-optimizer.weight_decay']
+    names = [figure.name for figure in FIGURES] + ['curves', 'along-optimizer.weight_decay']
     for name in names:
         count = f'document.querySelectorAll("[id=\\"figure-{name}\\"] .plot :is(.curve, canvas)").length'
         assert report_tab.evaluate(count) > 0, f'{name} is not drawn'

@@ -20,14 +20,9 @@ Figure = dict[str, Any]
 
 TRAIN_LOSS = 'train/loss'
 EMERGENCE_AXIS_INFO = MetricInfo(EMERGENCE_METRIC, 'step of emergence', 'Middle of its two probes.', digits=0)
-TRAIN_INFOS = (
-    MetricInfo('train/grad_norm', 'gradient norm', 'Norm of the gradient before clipping.'),
-    MetricInfo('train/learning_rate', 'learning rate', 'Learning rate of the step.', digits=5),
-    MetricInfo('speed/tokens_per_second', 'tokens/s', 'Throughput of the whole run.', digits=0),
-)
 MAX_TOTAL_POINTS = 20_000  # points in all curves of one metric together
 MAX_POINTS, MIN_POINTS = 400, 40  # limits for one curve
-MAX_RUNS_WITH_LOSSES = 8  # with more runs, training losses and metrics outside the run table are left out
+MAX_RUNS_WITH_LOSSES = 8  # with more runs, training losses are left out
 MAX_MAP_VALUES = 1_500_000  # values in all head maps of one figure together
 MAX_MATRIX_VALUES = 2_500_000  # values in all attention matrices of one figure together
 MAX_MATRIX_RUNS = 24  # runs with attention matrices
@@ -49,7 +44,6 @@ def make_figures(run_groups: list[RunGroup], rows: list[dict], with_maps: bool =
         make_sink_and_loss_figure(run_groups),
         *(make_axis_figure(axis, rows) for axis in find_axes(run_groups, rows)),
         *(figure_makers[spec.kind](run_groups, spec) for spec in specs),
-        make_metric_menu_figure(run_groups),
     ]
     return [figure for figure in candidates if figure]
 
@@ -58,10 +52,10 @@ def list_runs(run_groups: list[RunGroup]) -> list[RunResult]:
     return [run for run_group in run_groups for run in run_group.runs]
 
 
-def make_line_figure(name: str, title: str, sentence: str, panels: list[dict], kind: str = 'lines') -> Figure | None:
+def make_line_figure(name: str, title: str, sentence: str, panels: list[dict]) -> Figure | None:
     """Make a figure of the panels that have a line; return None if there is none."""
     panels = [panel for panel in panels if panel['lines']]
-    return dict(name=name, kind=kind, title=title, sentence=sentence, panels=panels) if panels else None
+    return dict(name=name, kind='lines', title=title, sentence=sentence, panels=panels) if panels else None
 
 
 def make_panel(metric_info: MetricInfo, lines: list[dict], kind: str = 'steps', x_label: str = 'step') -> dict:
@@ -150,31 +144,6 @@ def select_extremes(values: np.ndarray, max_points: int) -> list[int]:
     return sorted(indices)
 
 
-def make_metric_menu_figure(run_groups: list[RunGroup]) -> Figure | None:
-    """Make the figure with a menu of the recorded metrics.
-
-    With more than MAX_RUNS_WITH_LOSSES runs, only metrics of the run table and the validation loss are listed.
-    """
-    runs = list_runs(run_groups)
-    names = dict.fromkeys(name for run in runs for name in run.curves)
-    infos = {info.name: info for info in (*TRAIN_INFOS, VALID_LOSS) if info.name in names}
-    infos |= {name: info for name in names if (info := find_recorded_info(name))}
-    panels = [
-        make_panel(info, make_lines(run_groups, name))
-        for name, info in infos.items()
-        if len(runs) <= MAX_RUNS_WITH_LOSSES or info.in_table or info is VALID_LOSS
-    ]
-    return make_line_figure('metrics', 'Any metric over steps', 'Choose a metric.', panels, kind='menu')
-
-
-def find_recorded_info(name: str) -> MetricInfo | None:
-    """Find the MetricInfo of a recorded name; NAME/context is NAME over the whole training windows."""
-    info = registry.find_metric_info(name.removesuffix('/context'))
-    if info and name.endswith('/context'):
-        return MetricInfo(name, f'{info.label}, whole context', info.description, info.unit, info.digits)
-    return info
-
-
 def make_axis_figure(axis: SweepAxis, rows: list[dict]) -> Figure | None:
     """Make the figure of Sink_1, loss and step of emergence against a config field, with published values."""
     sentence = (
@@ -193,19 +162,15 @@ def make_axis_lines(axis: SweepAxis, rows: list[dict], metric_name: str) -> list
     """Make the lines of our means of a metric along an axis, and those of the published values."""
     lines = []
     for axis_line in axis.lines:
-        own_points, published_points = [], []
-        for tick, group in axis_line:
-            if stats := rows[group]['ours'].get(metric_name):
-                own_points.append((group, tick, stats['mean'], stats['sd'] or 0))
-            if metric_name in rows[group]['published']:
-                published_points.append((group, tick, rows[group]['published'][metric_name], 0))
-        for kind, points in (('points', own_points), ('published', published_points)):
-            if points:
-                groups, ticks, values, sds = zip(*points, strict=True)
-                x = np.int32(ticks)
-                y = np.float32(values)
-                sd = np.float32(sds)
-                lines.append(dict(kind=kind, groups=list(groups), x=x, y=y, sd=sd))
+        points = [(group, tick, rows[group]['ours'].get(metric_name)) for tick, group in axis_line]
+        published = [(group, tick, rows[group]['published'].get(metric_name)) for tick, group in axis_line]
+        own_points = [(group, tick, stats['mean'], stats['sd'] or 0) for group, tick, stats in points if stats]
+        published_points = [(group, tick, value, 0) for group, tick, value in published if value is not None]
+        for kind, shown_points in (('points', own_points), ('published', published_points)):
+            if shown_points:
+                groups, ticks, values, sds = zip(*shown_points, strict=True)
+                arrays = dict(x=np.int32(ticks), y=np.float32(values), sd=np.float32(sds))
+                lines.append(dict(kind=kind, groups=list(groups), **arrays))
     return lines
 
 

@@ -3,12 +3,10 @@
 import dataclasses
 import json
 
-from sinklab.metrics.registry import HEADLINE_METRIC
 from sinklab.report import sweep_table
 from sinklab.report.runs import RunResult, drop_seed_fields, format_config_value
 
 EXCLUDED_OUTCOMES = ('diverged', 'refused')  # the metrics of runs with these outcomes are no results
-AXIS_METRICS = (HEADLINE_METRIC.name, sweep_table.LOSS_METRIC, sweep_table.EMERGENCE_METRIC)
 # A None in one of these fields hides no token, so its effective value is that of the second field.
 FALLBACK_FIELDS = {'model.mask.window': 'data.length', 'model.mask.block': 'data.length'}
 
@@ -105,7 +103,7 @@ def find_axes(run_groups: list[RunGroup], rows: list[dict]) -> list[SweepAxis]:
     configs = {
         index: drop_seed_fields(run_group.runs[0].config)
         for index, (run_group, row) in enumerate(zip(run_groups, rows, strict=True))
-        if not run_group.row_info.get('from') and any(name in row['ours'] for name in AXIS_METRICS)
+        if not run_group.row_info.get('from') and row['ours']
     }
     fields = dict.fromkeys(name for config in configs.values() for name in config)
     axes = [make_axis(field, configs) for field in fields]
@@ -118,7 +116,8 @@ def make_axis(field: str, configs: dict[int, dict]) -> SweepAxis | None:
     A field that has a value other than numbers and None has no axis.
     """
     values = [config.get(field) for config in configs.values()]
-    if not all(value is None or type(value) in (int, float) for value in values):
+    are_numbers = all(value is None or type(value) in (int, float) for value in values)
+    if not are_numbers or len(set(map(str, values))) < 2:
         return None
     groups: dict[str, list[tuple]] = {}
     for index, config in configs.items():

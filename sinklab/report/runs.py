@@ -150,20 +150,23 @@ def load_run(run_dir: RunDir, max_probes: int) -> RunResult:
         config = flatten_dict(run_dir.read_json('config'))
     except FileNotFoundError:  # the run was stopped before it wrote one
         config = {}
-    records = run_dir.read_records()
+    try:
+        outcome_record = run_dir.read_json('outcome')
+    except FileNotFoundError:
+        outcome_record = dict(kind='unfinished')
     probe_files = run_dir.probe_files
     probe_paths = [probe_files[index] for index in select_evenly(len(probe_files), max_probes)]
     return RunResult(
         name=name,
         group_name=name,
-        records=records,
+        records=run_dir.read_records(),
         probe_steps=[int(path.stem) for path in probe_paths],
         probe_values=load_probe_values(probe_paths),
         run_dir=run_dir,
         notes=make_notes(run_dir),
         row_info=row_info | dict(published=row_info.get('published', {}), source=str(row_info.get('source') or '')),
         config=config,
-        outcome_record=read_outcome(run_dir, records),
+        outcome_record=outcome_record,
     )
 
 
@@ -204,14 +207,6 @@ def make_notes(run_dir: RunDir) -> list[str]:
         if 'changes' in attempt
     ]
     return [*filter(None, ['; '.join(format_parent(run_dir.read_parent()))]), *changes]
-
-
-def read_outcome(run_dir: RunDir, records: list[dict]) -> dict:
-    """Read how the latest attempt ended; without outcome.json, the run is `unfinished`."""
-    try:
-        return dict(step=0, message='') | run_dir.read_json('outcome')
-    except FileNotFoundError:
-        return dict(kind='unfinished', step=records[-1]['step'] if records else 0, message='')
 
 
 def name_runs(runs: list[RunResult]) -> list[RunResult]:
