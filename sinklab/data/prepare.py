@@ -1,17 +1,15 @@
-"""Preparation of a token store from documents: resumable and in constant memory.
+"""Preparation of a token store from documents: resumable, with one shard of each domain in memory.
 
 recipe.json               the settings, which all attempts share
 SPLIT-DOMAIN-NUMBER.json  record of a finished shard, until meta.json contains it
 """
 
-import array
 import collections
 import contextlib
 import dataclasses
 import hashlib
 import itertools
 import json
-import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -155,7 +153,7 @@ def read_plan(folder: Path, recipe: Recipe, source: Source) -> dict[str, Any] | 
 
 
 class ShardWriter:
-    """Shards of one split of one domain: the finished ones, and one that is being written.
+    """Shards of one split of one domain: the finished ones, and one in memory.
 
     A shard is finished when its record exists, which is written after its files. The source has not changed since an
     earlier attempt, so the documents of the shards that it finished are skipped by their number.
@@ -166,12 +164,12 @@ class ShardWriter:
         self.split = split
         self.domain = domain
         self.prefix = f'{split}-{number:03}'
-        self.suffixes = (IDS_SUFFIX, PREDICTED_SUFFIX) if masked else (IDS_SUFFIX,)
+        self.masked = masked
         self.shards: list[Shard] = []
         while (record := self.get_path('json')).exists():
             self.shards.append(msgspec.convert(read_json(record, Shard), Shard))
         self.num_to_skip = sum(shard.documents for shard in self.shards)
-        self.files: dict[str, Any] = {}
+        self.begin_shard()
 
     def get_path(self, suffix: str) -> Path:
         """Return the path of a file of the first shard that is not finished."""
@@ -183,54 +181,50 @@ class ShardWriter:
         self.num_to_skip -= is_finished
         return is_finished
 
+    def begin_shard(self) -> None:
+        self.documents: list[tuple[int, int]] = []  # start and key
+        self.ids: list[np.ndarray] = []
+        self.predicted: list[np.ndarray] = []
+        self.tokens = self.bytes = 0
+        self.hasher = hashlib.sha256()
+
     def begin_document(self, document: Document) -> None:
-        if not self.files:
-            self.files = {suffix: self.get_path(suffix + TEMPORARY_SUFFIX).open('wb') for suffix in self.suffixes}
-            self.keys = array.array('Q')
-            self.starts = array.array('Q')
-            self.hasher = hashlib.sha256()
-            self.tokens = self.bytes = self.largest_id = 0
         content = document.text.encode()
-        self.keys.append(hash_document_name(document.name))
-        self.starts.append(self.tokens)
+        self.documents.append((self.tokens, hash_document_name(document.name)))
         self.hasher.update(hashlib.sha256(document.name.encode() + b'\n' + content).digest())
         self.bytes += len(content)
 
     def add(self, ids: np.ndarray, predicted: bool) -> None:
-        self.files[IDS_SUFFIX].write(ids.tobytes())
-        if PREDICTED_SUFFIX in self.files:
-            self.files[PREDICTED_SUFFIX].write(bytes([predicted]) * len(ids))
+        self.ids.append(ids)
+        self.predicted.append(np.full(len(ids), predicted, np.uint8))
         self.tokens += len(ids)
-        self.largest_id = max(self.largest_id, int(ids.max(initial=0)))
 
     def finish_shard(self) -> None:
-        """Finish the files and then the record of the shard that is being written, if there is one."""
-        if not self.files:
+        """Write the files and then the record of the shard in memory, if it has documents."""
+        if not self.documents:
             return
-        self.files[DOCUMENTS_SUFFIX] = self.get_path(DOCUMENTS_SUFFIX + TEMPORARY_SUFFIX).open('wb')
-        columns = [np.frombuffer(column, np.uint64) for column in (self.starts, self.keys)]
-        self.files[DOCUMENTS_SUFFIX].write(np.rec.fromarrays(columns, dtype=DOCUMENT_DTYPE).tobytes())
-        digests = {}
-        for suffix, file in self.files.items():
-            file.flush()
-            os.fsync(file.fileno())
-            file.close()
-            digests[suffix] = hash_file(Path(file.name))
-            Path(file.name).replace(self.get_path(suffix))
+        ids = np.concatenate(self.ids)
+        arrays = {IDS_SUFFIX: ids}
+        if self.masked:
+            arrays[PREDICTED_SUFFIX] = np.concatenate(self.predicted)
+        arrays[DOCUMENTS_SUFFIX] = np.array(self.documents, DOCUMENT_DTYPE)
+        for suffix, values in arrays.items():
+            with atomic_write(self.get_path(suffix)) as temporary_path:
+                values.tofile(temporary_path)
         shard = Shard(
             name=self.get_path(IDS_SUFFIX).stem,
             split=self.split,
             domain=self.domain,
             tokens=self.tokens,
-            documents=len(self.keys),
+            documents=len(self.documents),
             bytes=self.bytes,
-            largest_id=self.largest_id,
+            largest_id=int(ids.max()),
             documents_sha256=self.hasher.hexdigest(),
-            sha256=digests,
+            sha256={suffix: hash_file(self.get_path(suffix)) for suffix in arrays},
         )
         write_text(self.get_path('json'), json.dumps(msgspec.to_builtins(shard)))
         self.shards.append(shard)
-        self.files = {}
+        self.begin_shard()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -255,8 +249,8 @@ class StoreBuilder:
         self.dtype = tokenizer.choose_ids_dtype(self.vocabulary)
         self.writers: dict[tuple[str, str], ShardWriter] = {}
         self.dropped: collections.Counter[str] = collections.Counter()
-        self.num_read = self.num_chars = self.num_tokens = 0  # pieces of the source, characters, and their ids
-        self.start_time = self.print_time = time.monotonic()
+        self.num_read = self.num_tokens = 0  # pieces of the source, and their ids
+        self.print_time = time.monotonic()
 
     def run(self) -> None:
         with contextlib.closing(prefetch(self.encode, self.iter_tasks(), 1)) as tasks:
@@ -283,9 +277,7 @@ class StoreBuilder:
         if now - self.print_time > PROGRESS_SECONDS:
             self.print_time = now
             print_status(
-                f'{self.num_read:,} of {len(self.source.pieces):,} files read, '
-                f'{self.num_chars / 1e6:,.0f}M characters, {self.num_tokens / 1e6:,.1f}M tokens, '
-                f'{self.num_tokens / 1e6 / (now - self.start_time):.2f}M tokens/s'
+                f'{self.num_read:,} of {len(self.source.pieces):,} files read, {self.num_tokens / 1e6:,.1f}M tokens'
             )
 
     def encode(self, pieces: list[Piece]) -> tuple[list[Piece], list[np.ndarray]]:
@@ -344,7 +336,6 @@ class StoreBuilder:
             if self.recipe.bos == 'documents':
                 writer.add(np.array([self.recipe.fixed_token], self.dtype), False)
         writer.add(ids, piece.predicted)
-        self.num_chars += len(piece.text)
         self.num_tokens += len(ids)
         if piece.is_last:
             writer.add(np.array([self.recipe.end_token], self.dtype), piece.predicted)
