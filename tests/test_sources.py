@@ -258,7 +258,7 @@ def test_mixture_keeps_document_domains_and_normalizes_weights(component_dir):
         (dict(A=dict(source='text:{}/a.jsonl', weight=1), B=dict(source='text:{}/b.txt')), 'weight for B'),
         (dict(A=dict(source='text:{}/a.jsonl', weight=-1)), '.weight'),
         (dict(A=dict(source='text:{}/a.jsonl', wight=1)), 'wight'),
-        (dict(A=dict(source='text:{}/none')), "'A', text:"),
+        (dict(A=dict(source='text:{}/none')), '/none'),
         (dict(A=dict(source='mixture:{}/m.json')), 'mixture'),
         (dict(A=dict(source='text:{}/a.jsonl'), B=dict(source='chat:{}/c.jsonl')), 'chat:'),
     ],

@@ -8,7 +8,6 @@ import collections
 import contextlib
 import dataclasses
 import hashlib
-import itertools
 import json
 import time
 from collections.abc import Iterator
@@ -52,6 +51,7 @@ from sinklab.storage.paths import is_remote
 TASK_CHARS = 1 << 21  # characters that are tokenized at once, in parallel
 PROGRESS_SECONDS = 10.0  # seconds between two progress lines
 PROBE_SEQUENCES, PROBE_LENGTH = 128, 2048  # size of the random and repeated probe sequences
+EncodedParts = list[tuple[np.ndarray, bool]]  # ids, and whether they are in the loss
 SHARED_SETTINGS = ('bos', 'end_token', 'fixed_token', 'held_out')  # must be equal in a store and a run's config.data
 
 
@@ -227,18 +227,6 @@ class ShardWriter:
         self.begin_shard()
 
 
-@dataclasses.dataclass(frozen=True)
-class Piece:
-    """A part of a document that is tokenized at once, and where its ids go."""
-
-    document: Document
-    writer: ShardWriter
-    text: str
-    predicted: bool  # whether the piece is in the loss
-    is_first: bool
-    is_last: bool
-
-
 class StoreBuilder:
     """Pipeline that reads documents, tokenizes them in a thread and writes their ids to shards."""
 
@@ -254,9 +242,9 @@ class StoreBuilder:
 
     def run(self) -> None:
         with contextlib.closing(prefetch(self.encode, self.iter_tasks(), 1)) as tasks:
-            for pieces, ids in tasks:
-                for piece, piece_ids in zip(pieces, ids, strict=True):
-                    self.write_piece(piece, piece_ids)
+            for encoded_documents in tasks:
+                for writer, document, parts in encoded_documents:
+                    self.write_document(writer, document, parts)
         for writer in self.writers.values():
             writer.finish_shard()
         shards = [shard for writer in self.writers.values() for shard in writer.shards]
@@ -280,33 +268,29 @@ class StoreBuilder:
                 f'{self.num_read:,} of {len(self.source.pieces):,} files read, {self.num_tokens / 1e6:,.1f}M tokens'
             )
 
-    def encode(self, pieces: list[Piece]) -> tuple[list[Piece], list[np.ndarray]]:
-        return pieces, tokenizer.encode_texts(self.tokenizer, self.dtype, [piece.text for piece in pieces])
-
-    def iter_tasks(self) -> Iterator[list[Piece]]:
-        """Yield lists of pieces with about TASK_CHARS characters."""
-        pieces: list[Piece] = []
+    def iter_tasks(self) -> Iterator[list[tuple[ShardWriter, Document]]]:
+        """Yield lists of documents with about TASK_CHARS characters, each with its writer."""
+        task: list[tuple[ShardWriter, Document]] = []
         num_chars = 0
-        for piece in self.iter_pieces():
-            pieces.append(piece)
-            num_chars += len(piece.text)
+        for document in self.iter_documents():
+            writer = self.get_writer(document)
+            if not writer.skip_document():
+                task.append((writer, document))
+                num_chars += len(document.text)
             if num_chars >= TASK_CHARS:
-                yield pieces
-                pieces = []
+                yield task
+                task = []
                 num_chars = 0
-        if pieces:
-            yield pieces
+        yield task
 
-    def iter_pieces(self) -> Iterator[Piece]:
+    def iter_documents(self) -> Iterator[Document]:
         for source_piece in self.source.pieces:
             for document in source_piece.read():
                 self.print_progress()
                 if document.is_blank:
                     self.dropped['empty'] += 1
-                    continue
-                writer = self.get_writer(document)
-                if not writer.skip_document():
-                    yield from self.split_document(document, writer)
+                else:
+                    yield document
             self.num_read += 1
 
     def get_writer(self, document: Document) -> ShardWriter:
@@ -317,30 +301,30 @@ class StoreBuilder:
             self.writers[split, domain] = ShardWriter(self.folder, split, domain, number, self.source.masked)
         return self.writers[split, domain]
 
-    def split_document(self, document: Document, writer: ShardWriter) -> Iterator[Piece]:
-        texts = (
-            (text, predicted)
+    def encode(self, task: list[tuple[ShardWriter, Document]]) -> list[tuple[ShardWriter, Document, EncodedParts]]:
+        """Tokenize the documents of a task together."""
+        pieces = [
+            (number, text, predicted)
+            for number, (_, document) in enumerate(task)
             for part, predicted in document.parts
             for text in tokenizer.split_text(part, self.tokenizer)
-        )
-        end = '', False
-        is_first = True
-        for (text, predicted), following in itertools.pairwise(itertools.chain(texts, [end])):
-            yield Piece(document, writer, text, predicted, is_first, is_last=following is end)
-            is_first = False
+        ]
+        ids = tokenizer.encode_texts(self.tokenizer, self.dtype, [text for _, text, _ in pieces])
+        encoded_parts: list[EncodedParts] = [[] for _ in task]
+        for (number, _, predicted), piece_ids in zip(pieces, ids, strict=True):
+            encoded_parts[number].append((piece_ids, predicted))
+        return [(writer, document, parts) for (writer, document), parts in zip(task, encoded_parts, strict=True)]
 
-    def write_piece(self, piece: Piece, ids: np.ndarray) -> None:
-        writer = piece.writer
-        if piece.is_first:
-            writer.begin_document(piece.document)
-            if self.recipe.bos == 'documents':
-                writer.add(np.array([self.recipe.fixed_token], self.dtype), False)
-        writer.add(ids, piece.predicted)
-        self.num_tokens += len(ids)
-        if piece.is_last:
-            writer.add(np.array([self.recipe.end_token], self.dtype), piece.predicted)
-            if writer.tokens >= self.recipe.shard_tokens:
-                writer.finish_shard()
+    def write_document(self, writer: ShardWriter, document: Document, parts: EncodedParts) -> None:
+        writer.begin_document(document)
+        if self.recipe.bos == 'documents':
+            writer.add(np.array([self.recipe.fixed_token], self.dtype), False)
+        for ids, predicted in parts:
+            writer.add(ids, predicted)
+            self.num_tokens += len(ids)
+        writer.add(np.array([self.recipe.end_token], self.dtype), parts[-1][1])
+        if writer.tokens >= self.recipe.shard_tokens:
+            writer.finish_shard()
 
     def write_probe(self) -> None:
         """Write probe.npz: ids that are uniform over the vocabulary, and the same for all runs."""

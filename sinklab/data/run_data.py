@@ -28,10 +28,11 @@ from sinklab.data.prepare import (
     prepare_store,
 )
 from sinklab.data.sources import SOURCES, open_source, read_texts
-from sinklab.data.store import META_FILE, TOKENIZER_FILE, Store
+from sinklab.data.store import META_FILE, PROBE_FILE, TOKENIZER_FILE, Store
 from sinklab.data.tokenizer import compute_tokenizer_digest
 from sinklab.errors import UserError, format_unknown_name, print_status
 from sinklab.storage.cache_dir import get_cache_dir
+from sinklab.storage.files import read_arrays
 from sinklab.storage.paths import parse_path
 
 
@@ -262,7 +263,7 @@ def make_synthetic_probe(store: Store, probe: ProbeConfig, prefix_ids: list[int]
             f'config.probe needs {probe.sequences} sequences of {probe.length} tokens, but a store has '
             f'{PROBE_SEQUENCES} {probe.inputs} ones of {PROBE_LENGTH}; lower config.probe.sequences or length'
         )
-    arrays = store.load_probe_arrays()
+    arrays = read_arrays(store.path / PROBE_FILE)
     sequences = {'random': arrays['random_PT'], 'repeated': np.tile(arrays['repeated_P'][:, None], PROBE_LENGTH)}
     ids_PT = sequences[probe.inputs][: probe.sequences, : probe.length - len(prefix_ids)]
     return np.insert(ids_PT, [0] * len(prefix_ids), prefix_ids, axis=1)

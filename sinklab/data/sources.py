@@ -68,11 +68,12 @@ def match_files(pattern: str) -> list[SourceFile]:
     infos = find_objects(pattern) if is_remote(pattern) else find_local_files(pattern)
     is_literal = pattern in infos or not glob.has_magic(pattern)
     root = parse_path(os.path.dirname(pattern if is_literal else WILDCARD.split(pattern)[0]))
-    files = []
-    for path, info in infos.items():
-        name = os.fsencode(make_relative(parse_path(path), root)).decode(errors='backslashreplace')
-        files.append(SourceFile(name, parse_path(path), *info))
-    return sorted(files, key=lambda file: file.name)
+    names = {path: os.fsencode(make_relative(parse_path(path), root)) for path in infos}
+    files = [
+        SourceFile(names[path].decode(errors='backslashreplace'), parse_path(path), *info)
+        for path, info in infos.items()
+    ]
+    return sorted(files)
 
 
 def find_local_files(pattern: str) -> dict[str, tuple[int, int]]:
@@ -209,7 +210,7 @@ def open_stdlib(source_name: str, argument: str) -> Source:
         for path in (Path(folder, name) for name in set(names) - SKIPPED_NAMES if name.endswith('.py')):
             status = path.stat()
             files.append(SourceFile(path.relative_to(root).as_posix(), path, status.st_size, status.st_mtime_ns))
-    return make_file_source('stdlib', sorted(files, key=lambda file: file.name), read_python_file)
+    return make_file_source('stdlib', sorted(files), read_python_file)
 
 
 def read_python_file(file: SourceFile) -> Iterator[Document]:
@@ -282,7 +283,9 @@ def open_mixture(source_name: str, argument: str) -> Source:
         components = read_json(parse_path(argument), dict[str, Component], remedy=f'write {MIXTURE_FORM}')
     if not components:
         raise UserError(f'{source_name} has no component; write {MIXTURE_FORM}')
-    sources = {name: open_component(source_name, name, value['source']) for name, value in components.items()}
+    if any(component['source'].startswith('mixture:') for component in components.values()):
+        raise UserError(f'{source_name} contains a mixture; give its components here')
+    sources = {name: open_source(component['source']) for name, component in components.items()}
     weights = {name: value['weight'] for name, value in components.items() if value.get('weight') is not None}
     if unweighted := weights and [name for name in components if name not in weights]:
         raise UserError(f'{source_name} has no weight for {", ".join(unweighted)}; give a weight to all, or to none')
@@ -295,16 +298,6 @@ def open_mixture(source_name: str, argument: str) -> Source:
         weights=tuple((name, weight / total) for name, weight in weights.items()) or None,
         masked=all(part.masked for part in sources.values()),
     )
-
-
-def open_component(source_name: str, name: str, component: str) -> Source:
-    label = f'{source_name}, {name[:80]!a},'
-    if component.startswith('mixture:'):
-        raise UserError(f'{label} is a mixture itself; give its components here')
-    try:
-        return open_source(component)
-    except UserError as error:
-        raise UserError(f'{label} {error}') from error
 
 
 def set_domain(piece: SourcePiece, name: str) -> SourcePiece:

@@ -20,13 +20,7 @@ from filelock import FileLock
 from sinklab.data.tokenizer import Tokenizer, load_tokenizer, read_tokenizer_json
 from sinklab.errors import UserError, format_error, format_unknown_name, print_status
 from sinklab.storage.cache_dir import get_cache_dir
-from sinklab.storage.files import (
-    hash_file,
-    open_writable_folder,
-    read_arrays,
-    read_json,
-    write_text,
-)
+from sinklab.storage.files import hash_file, open_writable_folder, read_json, write_text
 from sinklab.storage.paths import get_file_system, is_remote, parse_path
 
 FORMAT_VERSION = 3  # of all files of a store
@@ -56,11 +50,6 @@ class Shard(msgspec.Struct, frozen=True, eq=False, forbid_unknown_fields=True):
     largest_id: Count = msgspec.field(name='largest')
     documents_sha256: Sha256 = msgspec.field(name='said')  # digest of the digests of the documents
     sha256: dict[Literal['ids', 'documents', 'predicted'], Sha256]  # of its files, by suffix
-
-    @property
-    def digests(self) -> dict[str, object]:
-        """Digests by file name."""
-        return {f'{self.name}.{suffix}': digest for suffix, digest in self.sha256.items()}
 
 
 class DomainCounts(TypedDict):
@@ -155,9 +144,6 @@ class Store:
     def load_tokenizer(self) -> Tokenizer:
         return load_tokenizer(self.path / TOKENIZER_FILE)
 
-    def load_probe_arrays(self) -> dict[str, np.ndarray]:
-        return read_arrays(self.path / PROBE_FILE, remedy=REMEDY)
-
     def decode_beginnings(self, count: int) -> list[str]:
         """Decode the beginnings of the first `count` documents of each split."""
         tokenizer = self.load_tokenizer()
@@ -244,7 +230,7 @@ def read_meta(folder: Path) -> tuple[dict, list[Shard]]:
 def list_digests(meta: dict, shards: list[Shard]) -> dict[str, str]:
     """Return the digests of the tokenizer, of the probe sequences and of shards, by file name."""
     digests = {TOKENIZER_FILE: meta['tokenizer'], PROBE_FILE: meta['probe']}
-    return digests | {name: digest for shard in shards for name, digest in shard.digests.items()}
+    return digests | {f'{shard.name}.{suffix}': digest for shard in shards for suffix, digest in shard.sha256.items()}
 
 
 def copy_store(source: Path) -> Path:
