@@ -58,12 +58,12 @@ def test_run_names_contain_row_changed_fields_seed_and_folder(tmp_path):
     for name, run_fields in fields.items():
         write_run(tmp_path / name, 'softmax', **{'optimizer__weight_decay': 0.1, **run_fields})
     loaded = read_runs([f'{tmp_path}/{name}' for name in fields])
-    group = 'softmax, weight_decay 0.1'
+    group = 'softmax, optimizer.weight_decay 0.1'
     names = [
         f'{group}, seed 0',
         f'{group}, seed 1 ({tmp_path}/b)',
         f'{group}, seed 1 ({tmp_path}/c)',
-        'softmax, weight_decay 0.5',
+        'softmax, optimizer.weight_decay 0.5',
     ]
     assert [run.name for run in loaded] == names
     assert [run_group.name for run_group in run_groups.group_runs(loaded)] == [group, names[-1]]
@@ -177,11 +177,11 @@ def test_axes_list_each_numeric_field_that_alone_differs(tmp_path):
     assert emergence_panel['lines'][0]['y'].tolist() == [15, 15]
 
 
-def test_axis_labels_window_none_with_sequence_length(tmp_path):
+def test_axis_ends_with_none(tmp_path):
     for window in (None, 8):
-        write_run(tmp_path / str(window), f'window_{window}', model__mask__window=window, data__length=64)
+        write_run(tmp_path / str(window), f'window_{window}', model__mask__window=window)
     (figure,) = make_axis_figures(read_groups(tmp_path / 'None', tmp_path / '8'))
-    assert figure['panels'][0]['tick_labels'] == ['8', '64']
+    assert figure['panels'][0]['tick_labels'] == ['8', 'none']
 
 
 @pytest.mark.slow

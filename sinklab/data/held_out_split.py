@@ -87,7 +87,7 @@ def split_document(document: Document, held_out: float) -> tuple[Document, Docum
 
 def sample_pieces(source: Source, limit: int) -> list[str]:
     """Return all training texts of a small corpus, or the first ones of each piece of a large corpus."""
-    pieces = source.pieces
+    pieces = list(source.pieces)
     chars_per_piece = SAMPLE_CHARS
     if source.size > SAMPLE_CHARS:
         pieces = sorted(pieces, key=lambda piece: hash_document_name(piece.name))[:MAX_SAMPLED_PIECES]

@@ -49,7 +49,7 @@ class Shard(msgspec.Struct, frozen=True, eq=False, forbid_unknown_fields=True):
     bytes: Count  # bytes of the documents in UTF-8
     largest_id: Count = msgspec.field(name='largest')
     documents_sha256: Sha256 = msgspec.field(name='said')  # digest of the digests of the documents
-    sha256: dict[Literal['ids', 'documents', 'predicted'], Sha256]  # of its files, by suffix
+    sha256: dict[Annotated[str, msgspec.Meta(pattern=r'\A(ids|documents|predicted)\Z')], Sha256]  # by suffix
 
 
 class DomainCounts(TypedDict):

@@ -11,7 +11,7 @@ import numpy as np
 
 from sinklab.metrics import registry
 from sinklab.metrics.metric import FigureSpec, MetricInfo
-from sinklab.metrics.registry import HEADLINE_METRIC, VALID_LOSS
+from sinklab.metrics.registry import HEADLINE_FIGURE, HEADLINE_METRIC, VALID_LOSS
 from sinklab.report.run_groups import RunGroup, SweepAxis, find_axes
 from sinklab.report.runs import RunResult, select_evenly
 from sinklab.report.sweep_table import EMERGENCE_METRIC
@@ -221,7 +221,9 @@ def make_matrix_maps(run_groups: list[RunGroup], figure_spec: FigureSpec) -> Fig
     Each run gets an equal share of MAX_MATRIX_VALUES, which limits its heads first and then its probes. The last
     probe is always included.
     """
-    probed_runs = [(index, run) for index, run in enumerate(list_runs(run_groups)) if run.probe_values]
+    probed_runs = [
+        (index, run) for index, run in enumerate(list_runs(run_groups)) if HEADLINE_FIGURE.name in run.probe_values
+    ]
     scale = (0.0, figure_spec.scale_max or 1.0)
     maps = []
     for index, run in probed_runs[:MAX_MATRIX_RUNS]:
@@ -231,10 +233,12 @@ def make_matrix_maps(run_groups: list[RunGroup], figure_spec: FigureSpec) -> Fig
         *_, queries, keys = last_LHTS.shape
         max_matrices = MAX_MATRIX_VALUES // min(MAX_MATRIX_RUNS, len(probed_runs)) // (queries * keys)
         heads = run.find_strongest_heads(int(np.clip(max_matrices, MIN_MATRIX_HEADS, MAX_MATRIX_HEADS)))
-        probes = select_evenly(len(run.probe_steps), max(1, max_matrices // len(heads)))
-        matrices = [run.load_matrices(figure_spec, probe) for probe in probes[:-1]] + [last_LHTS]
+        matrices = {}
+        for probe in select_evenly(len(run.probe_steps), max(1, max_matrices // len(heads))):
+            if (probe_LHTS := run.load_matrices(figure_spec, probe)) is not None:
+                matrices[run.probe_steps[probe]] = probe_LHTS
         for layer, head in heads:
-            levels = quantize(np.stack([matrices_LHTS[layer, head] for matrices_LHTS in matrices]), *scale, np.uint8)
+            matrix_NTS = np.stack([probe_LHTS[layer, head] for probe_LHTS in matrices.values()])
             maps.append(
                 dict(
                     run=index,
@@ -243,8 +247,8 @@ def make_matrix_maps(run_groups: list[RunGroup], figure_spec: FigureSpec) -> Fig
                     rows=queries,
                     columns=keys,
                     first_column=1 - (keys - queries),
-                    steps=[run.probe_steps[probe] for probe in probes],
-                    values=levels,
+                    steps=list(matrices),
+                    values=quantize(matrix_NTS, *scale, np.uint8),
                 )
             )
     return make_map_figure(figure_spec, scale, maps, row_name='query', column_name='key') if maps else None

@@ -7,8 +7,6 @@ from sinklab.report import sweep_table
 from sinklab.report.runs import RunResult, drop_seed_fields, format_config_value
 
 EXCLUDED_OUTCOMES = ('diverged', 'refused')  # the metrics of runs with these outcomes are no results
-# A None in one of these fields hides no token, so its effective value is that of the second field.
-FALLBACK_FIELDS = {'model.mask.window': 'data.length', 'model.mask.block': 'data.length'}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,8 +54,10 @@ def make_group_table(run_groups: list[RunGroup]) -> list[dict]:
 
 def make_row_result(run_group: RunGroup) -> sweep_table.RowResult:
     """Return the results of a group by seed, or by the name of the run if the seed is unknown or repeated."""
-    seeds = [run.seed for run in run_group.runs if run.seed is not None]
-    keys = {run.name: run.seed if seeds.count(run.seed) == 1 else run.name for run in run_group.runs}
+    seeds = [run.seed for run in run_group.runs]
+    keys = {
+        run.name: run.name if run.seed is None or seeds.count(run.seed) > 1 else run.seed for run in run_group.runs
+    }
     return sweep_table.RowResult(
         run_group.row_info,
         outcomes={keys[run.name]: run.outcome for run in run_group.runs},
@@ -123,7 +123,7 @@ def make_axis(field: str, configs: dict[int, dict]) -> SweepAxis | None:
     for index, config in configs.items():
         if field in config:
             rest_key = json.dumps({name: value for name, value in config.items() if name != field}, sort_keys=True)
-            value = config.get(FALLBACK_FIELDS.get(field, '')) if config[field] is None else config[field]
+            value = config[field]
             groups.setdefault(rest_key, []).append(((value is None, value or 0), format_config_value(value), index))
     lines = [sorted(group) for group in groups.values() if len({label for _, label, _ in group}) > 1]
     if not lines:

@@ -243,15 +243,9 @@ def make_group_names(rows: list[str], configs: list[dict]) -> list[str]:
     for row, config in zip(rows, configs, strict=True):
         others = [other for name, other in zip(rows, configs, strict=True) if name == row]
         fields = [name for name in config if any(other.get(name) != config[name] for other in others)]
-        changes = [f'{shorten_field_name(name, fields)} {format_config_value(config[name])}' for name in fields]
+        changes = [f'{name} {format_config_value(config[name])}' for name in fields]
         group_names.append(', '.join([row, *changes]))
     return group_names
-
-
-def shorten_field_name(name: str, names: list[str]) -> str:
-    """Return the last part of a field name, or the whole name if another name has the same last part."""
-    last_part = name.rpartition('.')[2]
-    return last_part if [other.rpartition('.')[2] for other in names].count(last_part) == 1 else name
 
 
 def format_config_value(value: object) -> str:

@@ -31,16 +31,7 @@ def format_legend(headings: Sequence[str], metric_infos: Sequence[MetricInfo] = 
     labels = [heading.partition(' (')[0] for heading in headings]
     if HEADLINE_METRIC.label in labels and 'alpha_1' not in labels:
         labels.insert(labels.index(HEADLINE_METRIC.label) + 1, 'alpha_1')
-    return '; '.join(f'{name}: {lowercase_first_letter(sentences[name])}' for name in labels if name in sentences)
-
-
-def lowercase_first_letter(sentence: str) -> str:
-    """Return a sentence without its period and with a lowercase first letter, to follow a colon.
-
-    The first letter stays as it is if no lowercase letter follows, as in an abbreviation.
-    """
-    first, rest = sentence.rstrip('.')[:1], sentence.rstrip('.')[1:]
-    return (first.lower() if rest[:1].islower() else first) + rest
+    return '; '.join(f'{name}: {sentences[name].rstrip(".")}' for name in labels if name in sentences)
 
 
 def make_run_row(run: RunResult) -> dict:

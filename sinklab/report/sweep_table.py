@@ -175,7 +175,7 @@ def get_heading(name: str) -> str:
     return metric_info.axis_label if metric_info else name
 
 
-def get_emergence_steps(metrics: dict[str, float]) -> tuple[float | None, float] | None:
+def get_emergence_steps(metrics: dict[str, Any]) -> tuple[int | None, int] | None:
     if EMERGENCE_END_METRIC not in metrics:
         return None
     return metrics.get(EMERGENCE_START_METRIC), metrics[EMERGENCE_END_METRIC]
