@@ -14,14 +14,12 @@ from sinklab.metrics.metric import FigureSpec, MetricInfo
 from sinklab.metrics.registry import HEADLINE_FIGURE, HEADLINE_METRIC, VALID_LOSS
 from sinklab.report.run_groups import RunGroup, SweepAxis, find_axes
 from sinklab.report.runs import RunResult, select_evenly
-from sinklab.report.sweep_table import EMERGENCE_METRIC
+from sinklab.report.sweep_table import EMERGENCE_INFO
 
 Figure = dict[str, Any]
 
 TRAIN_LOSS = 'train/loss'
-EMERGENCE_AXIS_INFO = MetricInfo(EMERGENCE_METRIC, 'step of emergence', 'Middle of its two probes.', digits=0)
-MAX_TOTAL_POINTS = 20_000  # points in all curves of one metric together
-MAX_POINTS, MIN_POINTS = 400, 40  # limits for one curve
+MAX_POINTS = 400  # of a curve
 MAX_RUNS_WITH_LOSSES = 8  # with more runs, training losses are left out
 MAX_MAP_VALUES = 1_500_000  # values in all head maps of one figure together
 MAX_MATRIX_VALUES = 2_500_000  # values in all attention matrices of one figure together
@@ -87,10 +85,9 @@ def make_sink_and_loss_figure(run_groups: list[RunGroup]) -> Figure | None:
 
 def make_lines(run_groups: list[RunGroup], name: str) -> list[dict]:
     """Make the lines of a metric over steps, as `make_curves` does, with a limited number of points."""
-    max_points = int(np.clip(MAX_TOTAL_POINTS // len(list_runs(run_groups)), MIN_POINTS, MAX_POINTS))
     lines = make_curves(run_groups, lambda run: run.get_curve(name))
     for line in lines:
-        kept = select_extremes(line['y'], max_points)
+        kept = select_extremes(line['y'], MAX_POINTS)
         line |= {axis: line[axis][kept] for axis in ('x', 'y', 'sd') if axis in line}
     return lines
 
@@ -153,7 +150,7 @@ def make_axis_figure(axis: SweepAxis, rows: list[dict]) -> Figure | None:
     )
     panels = [
         make_panel(info, make_axis_lines(axis, rows, info.name), 'sweep', axis.name) | dict(tick_labels=axis.labels)
-        for info in (HEADLINE_METRIC, VALID_LOSS, EMERGENCE_AXIS_INFO)
+        for info in (HEADLINE_METRIC, VALID_LOSS, EMERGENCE_INFO)
     ]
     return make_line_figure(f'along-{axis.field}', f'Along {axis.name}', sentence, panels)
 

@@ -59,16 +59,12 @@ def make_run_row(run: RunResult) -> dict:
 def format_run_cells(row: dict) -> list[str]:
     """Format a row of `make_run_row` as cells under RUN_HEADINGS."""
     emergence = row['emergence']
-    head_text = '-'
-    span_text = '-' if row[HEADLINE_METRIC.name] is None else merge_emergence([None]).format_cell()
-    if emergence:
-        span_text = merge_emergence([(emergence['after'], emergence['at'])]).format_cell()
-        head_text = 'layer {} head {}'.format(*emergence['head']) if emergence['head'] else '-'
+    span = merge_emergence([emergence and (emergence['after'], emergence['at'])])
     return [
         row['run'],
         *('-' if row[info.name] is None else info.format_value(row[info.name]) for info in RUN_METRIC_INFOS),
-        span_text,
-        head_text,
+        '-' if row[HEADLINE_METRIC.name] is None else span.format_cell(),
+        'layer {} head {}'.format(*emergence['head']) if emergence and emergence['head'] else '-',
         row['outcome'] + ('' if row['probes'] else ', no probe'),
     ]
 

@@ -18,7 +18,7 @@ LOSS_METRIC = VALID_LOSS.name
 EMERGENCE_METRIC = 'emergence/step'  # the midpoint between the two probes between which the sink of a run emerges
 # The steps of these two probes. The start is missing if the sink is there at the first probe.
 EMERGENCE_START_METRIC, EMERGENCE_END_METRIC = 'emergence/after', 'emergence/at'
-EMERGENCE_INFO = MetricInfo(EMERGENCE_METRIC, 'emerges', 'Step at which the sink emerges.', 'step')
+EMERGENCE_INFO = MetricInfo(EMERGENCE_METRIC, 'emerges', 'Step at which the sink emerges.', 'step', digits=0)
 # A run fails if its loss is above this fraction of log V. The highest published loss of a run that trains is
 # 0.50 log V, with a vocabulary of 50,432 ids.
 FAILING_LOSS_FRACTION = 0.6
