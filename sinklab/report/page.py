@@ -22,7 +22,6 @@ from sinklab.storage.files import write_text
 
 ASSETS_DIR = Path(__file__).parent / 'assets'
 SCRIPTS = ('utils.js', 'colours.js', 'lines.js', 'panels.js', 'maps.js', 'controls.js', 'main.js')
-ALIGNMENT_BYTES = 4
 TEXT_KEYS = ('title', 'sentence')  # of figures; they are written as HTML
 EMPTY_CELLS = ('', '-')
 MAX_OPEN_RUNS = 12  # with more runs, the table by run is collapsed at first
@@ -75,39 +74,24 @@ def read_asset(name: str) -> str:
 
 
 def pack_figures(run_groups: list[RunGroup], figures: list[Figure]) -> str:
-    """Pack the figures as gzip-compressed base64 text, which assets/main.js unpacks.
+    """Pack the figures as JSON, compressed by gzip, in base64, which assets/main.js unpacks.
 
-    The packed bytes are the length of a JSON header (four bytes, little-endian), the header padded to a multiple of
-    four bytes, and the distinct arrays, also padded. In the header, an array is [dtype, byte offset, number of
-    elements].
+    An array in the JSON is [dtype, its bytes in base64].
     """
-    offsets: dict[bytes, int] = {}
-    num_bytes = 0
 
-    def add_array(array: np.ndarray) -> list:
-        nonlocal num_bytes
-        data = pad_to_alignment(array.tobytes())
-        if data not in offsets:
-            offsets[data] = num_bytes
-            num_bytes += len(data)
-        return [array.dtype.str[1:], offsets[data], array.size]
+    def encode_array(array: np.ndarray) -> list[str]:
+        return [array.dtype.str[1:], base64.b64encode(array.tobytes()).decode()]
 
     runs = list_runs(run_groups)
     group_names = [run_group.name for run_group in run_groups]
-    header = dict(
+    content = dict(
         steps=sorted({step for run in runs for step in run.probe_steps}),
         groups=[dict(name=name) for name in group_names],
         runs=[dict(name=run.name, group=group_names.index(run.group_name)) for run in runs],
         figures=[{key: value for key, value in figure.items() if key not in TEXT_KEYS} for figure in figures],
     )
-    header_text = json.dumps(header, allow_nan=False, separators=(',', ':'), default=add_array)
-    header_bytes = pad_to_alignment(header_text.encode())
-    content = len(header_bytes).to_bytes(ALIGNMENT_BYTES, 'little') + header_bytes + b''.join(offsets)
-    return base64.b64encode(gzip.compress(content, 6, mtime=0)).decode()
-
-
-def pad_to_alignment(data: bytes) -> bytes:
-    return data + b' ' * (-len(data) % ALIGNMENT_BYTES)
+    text = json.dumps(content, allow_nan=False, separators=(',', ':'), default=encode_array)
+    return base64.b64encode(gzip.compress(text.encode(), 6, mtime=0)).decode()
 
 
 def render_figure(figure: Figure) -> str:

@@ -15,7 +15,7 @@ class Panel {
   }
 
   draw() {
-    this.lines = getVisibleLines(this.data, this.spec);
+    this.lines = getVisibleLines(this.spec);
     if (!this.lines.length) {
       this.layout = null;
       this.svg.removeAttribute('viewBox');
