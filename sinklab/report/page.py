@@ -1,13 +1,15 @@
 """The HTML report (report.html): one file that needs no network.
 
-The scripts of assets/ draw the figures. Plotly would add 4.6 MB to each page, has a separate slider for each figure
-and does not support screen readers. Tables and titles are plain HTML, so they are visible without JavaScript.
+assets/page.html is its template, and the scripts of assets/ draw the figures. Plotly would add 4.6 MB to each page,
+has a separate slider for each figure and does not support screen readers. Tables and titles are plain HTML, so they
+are visible without JavaScript.
 """
 
 import base64
 import gzip
 import html
 import json
+import string
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -25,15 +27,8 @@ SCRIPTS = ('utils.js', 'colours.js', 'lines.js', 'panels.js', 'maps.js', 'contro
 TEXT_KEYS = ('title', 'sentence')  # of figures; they are written as HTML
 EMPTY_CELLS = ('', '-')
 MAX_OPEN_RUNS = 12  # with more runs, the table by run is collapsed at first
-CONTENT_SECURITY_POLICY = (
-    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
-)
 ROWS_SENTENCE = (
     'Results as mean ± sample standard deviation over seeds, and published values of other models in parentheses.'
-)
-LIMITS_SENTENCE = (
-    'Long curves are drawn by the smallest and largest value of equal parts. Of many probes, the figures contain '
-    'evenly spaced ones, and attention matrices are those of the strongest heads of at most 24 runs.'
 )
 
 
@@ -51,21 +46,13 @@ def write_report_page(path: Path, runs: list[RunResult]) -> None:
 
 def render_page(run_groups: list[RunGroup], rows: list[dict], figures: list[Figure]) -> str:
     """Render the HTML document with its tables, figures, styles and scripts."""
-    title = html.escape(f'Attention sinks: {format_names([run_group.name for run_group in run_groups])}')
-    body = [
-        f'<h1>{title}</h1>',
-        '<noscript><p>The figures need JavaScript; the tables do not.</p></noscript>',
-        read_asset('controls.html'),
-        f'<main>{render_rows_table(rows)}{render_runs_table(run_groups)}',
-        f'{"".join(map(render_figure, figures))}<p class="note">{LIMITS_SENTENCE}</p></main>',
-        f'<script type="application/octet-stream" id="payload">{pack_figures(run_groups, figures)}</script>',
-        f'<script>"use strict";{"".join(map(read_asset, SCRIPTS))}</script>',
-    ]
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<meta http-equiv="Content-Security-Policy" content="{CONTENT_SECURITY_POLICY}">'
-        f'<title>{title}</title><style>{read_asset("page.css")}</style></head><body>{"".join(body)}</body></html>'
+    return string.Template(read_asset('page.html')).substitute(
+        title=html.escape(f'Attention sinks: {format_names([run_group.name for run_group in run_groups])}'),
+        style=read_asset('page.css'),
+        tables=render_rows_table(rows) + render_runs_table(run_groups),
+        figures=''.join(map(render_figure, figures)),
+        payload=pack_figures(run_groups, figures),
+        scripts=''.join(map(read_asset, SCRIPTS)),
     )
 
 
