@@ -41,13 +41,11 @@ def make_recorded_row(row, *records_by_seed, published=None):
     ('outcomes', 'fails', 'text'),
     [
         ('done diverged done', False, 'done 2/3, diverged 1/3'),
-        ('diverged diverged', True, 'diverged 2/2, as published'),
-        ('done done', True, 'trained, published: fails'),
+        ('diverged diverged', True, 'diverged 2/2, published: fails'),
         ('done diverged', True, 'done 1/2, diverged 1/2, published: fails'),
-        ('refused', True, 'refused 1/1'),
     ],
 )
-def test_outcome_is_compared_with_published_failure(outcomes, fails, text):
+def test_outcomes_are_counted_next_to_a_published_failure(outcomes, fails, text):
     assert sweep_table.format_outcome(outcomes.split(), fails) == text
 
 
@@ -78,7 +76,7 @@ def test_cells_combine_measured_and_published_values():
     assert rows == [
         ['plain', '2', '15.00 ± 7.07 (18.18)', '', '', '', 'none', '3.25 ± 0.35 (3.70)', 'done'],
         ['moved', '2', '0.50 ± 0.71', '-14.50 ± 6.36', '2.00 ± 1.41', '60.00 ± 0.00 (69.03)', 'none', '', 'done'],
-        ['fails', '0', '', '', '', '', '', '', 'diverged 2/2, as published'],
+        ['fails', '0', '', '', '', '', '', '', 'diverged 2/2, published: fails'],
     ]
     published = {'fails': True, 'kurtosis': 340, 'sink/1': 0.0, 'valid/loss': 3.72}
     text = 'fails  kurtosis 340 (not measured here)  Sink_1 0.00  loss 3.72'

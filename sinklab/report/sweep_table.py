@@ -22,7 +22,6 @@ EMERGENCE_INFO = MetricInfo(EMERGENCE_METRIC, 'emerges', 'Step at which the sink
 # A run fails if its loss is above this fraction of log V. The highest published loss of a run that trains is
 # 0.50 log V, with a vocabulary of 50,432 ids.
 FAILING_LOSS_FRACTION = 0.6
-FAILED_OUTCOMES = {'diverged', 'failed'}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +90,6 @@ def make_sweep_table(results: list[RowResult]) -> list[dict]:
 
 
 def make_row(result: RowResult, baseline: RowResult | None) -> dict:
-    values_of_metric = {name: get_values(result, name) for name in list_compared_metrics(result)}
     probed_runs = [metrics for metrics in result.metrics_by_seed.values() if HEADLINE_METRIC.name in metrics]
     return dict(
         result.row_info,
@@ -99,9 +97,9 @@ def make_row(result: RowResult, baseline: RowResult | None) -> dict:
         seeds=result.outcomes,
         reasons=result.reasons,
         ours={
-            name: summarize_values(list(seed_values.values()))
-            for name, seed_values in values_of_metric.items()
-            if seed_values
+            name: summarize_values(list(values.values()))
+            for name in list_compared_metrics(result)
+            if (values := get_values(result, name))
         },
         difference=baseline and dict({'from': baseline.row_info['row']}, **compute_differences(result, baseline)),
         span=merge_emergence(list(map(get_emergence_steps, probed_runs))) if probed_runs else None,
@@ -148,14 +146,9 @@ def list_outcomes(result: RowResult) -> list[str]:
 
 
 def format_outcome(outcomes: list[str], is_published_failure: bool) -> str:
-    """Format the count of each outcome and, for a row published as failing, whether the runs agree."""
-    distinct = dict.fromkeys(outcomes)
-    text = ', '.join(f'{outcome_kind} {outcomes.count(outcome_kind)}/{len(outcomes)}' for outcome_kind in distinct)
-    if not is_published_failure or not {'done', *FAILED_OUTCOMES} & set(distinct):
-        return text
-    if set(distinct) == {'done'}:
-        return 'trained, published: fails'
-    return f'{text}, as published' if set(distinct) <= FAILED_OUTCOMES else f'{text}, published: fails'
+    """Format the count of each outcome, and whether the row is published as failing."""
+    counts = [f'{outcome} {outcomes.count(outcome)}/{len(outcomes)}' for outcome in dict.fromkeys(outcomes)]
+    return ', '.join([*counts, 'published: fails'] if is_published_failure else counts)
 
 
 def find_column_info(name: str) -> MetricInfo | None:
