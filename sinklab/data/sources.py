@@ -66,8 +66,7 @@ def match_files(pattern: str) -> list[SourceFile]:
         UserError: A file or the bucket cannot be read.
     """
     infos = find_objects(pattern) if is_remote(pattern) else find_local_files(pattern)
-    is_literal = pattern in infos or not glob.has_magic(pattern)
-    root = parse_path(os.path.dirname(pattern if is_literal else WILDCARD.split(pattern)[0]))
+    root = parse_path(os.path.dirname(WILDCARD.split(pattern)[0]))
     names = {path: os.fsencode(make_relative(parse_path(path), root)) for path in infos}
     files = [
         SourceFile(names[path].decode(errors='backslashreplace'), parse_path(path), *info)
@@ -78,9 +77,8 @@ def match_files(pattern: str) -> list[SourceFile]:
 
 def find_local_files(pattern: str) -> dict[str, tuple[int, int]]:
     """Return (size, time of the last change) by path of the files that match a pattern."""
-    paths = [pattern] if os.path.isfile(pattern) else glob.glob(pattern, recursive=True)
     infos = {}
-    for path in paths:
+    for path in glob.glob(pattern, recursive=True):
         if not os.path.isdir(path):
             with translate_read_errors(path):
                 status = os.stat(path)
@@ -90,12 +88,8 @@ def find_local_files(pattern: str) -> dict[str, tuple[int, int]]:
 
 def find_objects(pattern: str) -> dict[str, tuple[int, str]]:
     """Return (size, digest) by URL of the objects that match a pattern, as on a disk."""
-    file_system = get_file_system()
     with translate_read_errors(pattern):
-        if glob.has_magic(pattern) and not file_system.isfile(pattern):
-            infos = file_system.glob(pattern, detail=True)
-        else:
-            infos = {pattern.partition('://')[2]: file_system.info(pattern)} if file_system.isfile(pattern) else {}
+        infos = get_file_system().glob(pattern, detail=True)
     return {
         f'gs://{name}': (info['size'], info.get('md5Hash') or info['crc32c'])
         for name, info in infos.items()

@@ -16,7 +16,7 @@ from sinklab.data.documents import (
     parse_field_options,
     read_text,
 )
-from sinklab.errors import UserError, format_error, format_unknown_name
+from sinklab.errors import UserError, format_error
 
 EXAMPLES_PER_READ = 32  # examples read at once
 NAME_AND_SPLIT = re.compile(r'(?P<name>.+?)(:(?P<split>[A-Za-z_].*))?')  # a name may end with :VERSION
@@ -34,11 +34,7 @@ def open_tfds(source_name: str, argument: str) -> Source:
     split = match['split'] or 'train'
     try:
         builder = load_builder(source_name, match['name'])
-        try:
-            info = builder.info.splits[split]
-        except (ValueError, KeyError) as error:
-            message = f'{source_name}: the split {split}'
-            raise UserError(format_unknown_name(message, split, builder.info.splits, 'splits')) from error
+        info = builder.info.splits[split]
         examples = builder.as_data_source(split)
     except UserError:
         raise
