@@ -29,22 +29,20 @@ class RunGroup:
 
 
 def group_runs(runs: list[RunResult]) -> list[RunGroup]:
-    """Group runs by their group name, with the baseline first and the others in the given order.
+    """Group runs by their group name, with the baseline first.
 
     The baseline is the first group that is no warm start and whose row changes nothing in the default config of its
-    table.
+    table; other groups of that kind follow it, and then the rest, in the given order.
     """
     run_groups = [
         RunGroup(name, [run for run in runs if run.group_name == name])
         for name in dict.fromkeys(run.group_name for run in runs)
     ]
-    unchanged = [
-        run_group
-        for run_group in run_groups
-        if run_group.row_info.get('diff') == {} and not run_group.row_info.get('from')
-    ]
-    baseline = (unchanged or run_groups)[0]
-    return [baseline, *(run_group for run_group in run_groups if run_group is not baseline)]
+    return sorted(run_groups, key=is_changed)
+
+
+def is_changed(run_group: RunGroup) -> bool:
+    return run_group.row_info.get('diff') != {} or bool(run_group.row_info.get('from'))
 
 
 def make_group_table(run_groups: list[RunGroup]) -> list[dict]:
