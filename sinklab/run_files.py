@@ -101,28 +101,6 @@ class Claims(Struct):
     runs: dict[str, dict[SeedText, RunMeasurement]]
 
 
-class ClaimEntry(Struct):
-    """An entry of verdicts.json."""
-
-    claim: str
-    statement: str
-    source: str
-    comparison: str
-    relation: Literal['>', '<', '='] | None  # None if the claim cannot be tested
-    unit: str
-    published: Number | None
-    can_have_either_sign: bool
-    min_difference: Number | None
-    differences: dict[str, Number]
-    mean: Number | None
-    interval: tuple[Number, Number] | None
-    diverged: int
-    failing_rows: list[str]
-    verdict: str
-    seeds_needed: int | None
-    untestable_reason: str
-
-
 SCHEMAS: dict[str, Any] = {
     'config': dict,  # sinklab.config.validate checks it
     'row': Row,
@@ -130,5 +108,4 @@ SCHEMAS: dict[str, Any] = {
     'environment': Environment,
     'sweep': list[SweepRow],
     'claims': Claims,
-    'verdicts': list[ClaimEntry],
 }

@@ -79,7 +79,6 @@ VALID_CLAIM = dict(
         (dict(right=('a:c', 'valid/loss')), 'valid/loss'),
         (dict(right=('a:c', 'entropy/row')), 'entropy/row'),
         (dict(min_difference=-5), '-5'),
-        (dict(right=('a:b', 'sink/1')), 'a:b'),
         (dict(left=None), 'left'),
     ],
 )

@@ -171,10 +171,10 @@ def write_finished_run(folder, loss, vocabulary=512):
 @pytest.mark.parametrize(
     ('published', 'losses', 'outcomes', 'expected'),
     [
-        ({'fails': True}, (5.5, 5.6), 'done done', 'failed 2/2, as published'),
-        ({'fails': True}, (5.5,), 'done diverged', 'failed 1/2, diverged 1/2, as published'),
+        ({'fails': True}, (5.5, 5.6), 'done done', 'failed 2/2, published: fails'),
+        ({'fails': True}, (5.5,), 'done diverged', 'failed 1/2, diverged 1/2, published: fails'),
         ({'fails': True}, (5.5, 2.8), 'done done', 'failed 1/2, done 1/2, published: fails'),
-        ({'fails': True}, (2.9, 2.8), 'done done', 'trained, published: fails'),
+        ({'fails': True}, (2.9, 2.8), 'done done', 'done 2/2, published: fails'),
         ({'sink/1': 1.0}, (5.5, 5.6), 'done done', 'done 2/2'),
     ],
 )

@@ -52,7 +52,7 @@ def read_first_column(text):
 
 
 def test_report_shows_names_as_they_are(named_runs, capsys):
-    report.print_runs(summary_table.make_run_table(named_runs))
+    report.print_runs(list(map(summary_table.make_run_row, named_runs)))
     assert {*NAMES} <= {*read_first_column(capsys.readouterr().out)}
 
 

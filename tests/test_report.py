@@ -39,7 +39,7 @@ def test_run_has_written_metrics_and_probes(tmp_path):
     assert alpha_LH[layer, head] == alpha_LH.max()
     np.testing.assert_allclose(run.load_matrices(MATRICES).sum(-1), 1, atol=1e-2)
     assert run.probe_values['value'].shape == (3, 3), 'ratios of every probe'
-    (row,) = summary_table.make_run_table([run])
+    row = summary_table.make_run_row(run)
     expected = {'run': 'softmax', 'step': 20, 'sink/1': 40.0, 'sink/star': None, 'alpha/1': 0.3}
     assert {name: row[name] for name in expected} == expected
     cells = dict(zip(summary_table.RUN_HEADINGS, summary_table.format_run_cells(row), strict=True))
@@ -58,12 +58,12 @@ def test_run_names_contain_row_changed_fields_seed_and_folder(tmp_path):
     for name, run_fields in fields.items():
         write_run(tmp_path / name, 'softmax', **{'optimizer__weight_decay': 0.1, **run_fields})
     loaded = read_runs([f'{tmp_path}/{name}' for name in fields])
-    group = 'softmax, weight_decay 0.1'
+    group = 'softmax, optimizer.weight_decay 0.1'
     names = [
         f'{group}, seed 0',
         f'{group}, seed 1 ({tmp_path}/b)',
         f'{group}, seed 1 ({tmp_path}/c)',
-        'softmax, weight_decay 0.5',
+        'softmax, optimizer.weight_decay 0.5',
     ]
     assert [run.name for run in loaded] == names
     assert [run_group.name for run_group in run_groups.group_runs(loaded)] == [group, names[-1]]
@@ -71,22 +71,13 @@ def test_run_names_contain_row_changed_fields_seed_and_folder(tmp_path):
     assert read_runs([write_run(tmp_path / 'mine', None)])[0].name == 'mine'
 
 
-@pytest.mark.parametrize('damage', ['no archive', 'empty file', 'other array'])
-def test_run_with_damaged_probe_is_named_and_left_out(tmp_path, capsys, damage):
-    damaged, sound = (write_run(tmp_path / name, name) for name in ('damaged', 'sound'))
-    probe = RunDir(damaged).get_probe_path(10)
-    if damage == 'other array':
-        arrays = dict(np.load(probe))
-        arrays['alpha_LPHK'] = arrays.pop('alpha_LPHJ')
-        np.savez(probe, **arrays)
-    else:
-        probe.write_bytes(b'PK nothing' if damage == 'no archive' else b'')
+@pytest.mark.parametrize('content', [b'PK nothing', b''])
+def test_damaged_probe_is_named(tmp_path, content):
+    paths = [write_run(tmp_path / name, name) for name in ('damaged', 'sound')]
+    probe = RunDir(paths[0]).get_probe_path(10)
+    probe.write_bytes(content)
     with pytest.raises(UserError, match=str(probe)):
-        read_runs([damaged])
-    assert [run.name for run in read_runs([damaged, sound])] == ['sound']
-    assert str(probe) in capsys.readouterr().err
-    with pytest.raises(UserError):
-        read_runs([damaged, damaged + '/'])
+        read_runs(paths)
 
 
 def test_figure_has_only_runs_with_its_array(tmp_path):
@@ -114,26 +105,20 @@ def test_mean_over_seeds_excludes_diverged_run(tmp_path):
     paths = [write_run(tmp_path / str(seed), 'softmax', seed=seed) for seed in (0, 1)]
     paths.append(write_run(tmp_path / '2', 'softmax', seed=2, steps=(0, 10), outcome='diverged', optimizer__steps=20))
     (group,) = read_groups(*paths)
-    steps, mean, spread = run_groups.compute_mean_curve(group.counted_runs, 'sink/1')
-    assert steps == [0, 10, 20]
-    np.testing.assert_allclose(mean, [0, 25, 50])
-    np.testing.assert_allclose(spread, [0, 5 * 2**0.5, 10 * 2**0.5])
+    mean = figures.make_lines([group], 'sink/1')[-1]
+    assert (mean['kind'], mean['n'], mean['x'].tolist()) == ('mean', 2, [0, 10, 20])
+    np.testing.assert_allclose(mean['y'], [0, 25, 50])
+    np.testing.assert_allclose(mean['sd'], [0, 5 * 2**0.5, 10 * 2**0.5], rtol=1e-6)
     (row,) = run_groups.make_group_table([group])
     assert row['ours']['sink/1'] == pytest.approx(dict(mean=50, sd=10 * 2**0.5, n=2))
     assert row['outcome'] == 'done 2/3, diverged 1/3'
 
 
-def test_group_table_has_direction_relative_to_published_values(tmp_path):
-    """Check that the group without changed fields comes first, in any input order."""
-    values = dict(b=(1, 30.0), softmax=(0, 18.18), c=(1, 3.0), d=(0, 3.0), e=(4, None))
-    for name, (difference, sink) in values.items():
-        published = {} if sink is None else {'sink/1': sink}
-        sinks = {'sink/1': 10.0 + difference}
-        write_run(tmp_path / name, name, seed=0, published=published, extra_metrics=sinks, model__x=name)
-    rows = run_groups.make_group_table(read_groups(*(tmp_path / name for name in values)))
-    assert [row['row'] for row in rows] == ['softmax', 'b', 'c', 'd', 'e']
-    directions = ['', 'as published, one seed', 'opposite, one seed', 'no difference', '']
-    assert [row['direction'] for row in rows] == directions
+def test_group_without_changed_fields_is_first(tmp_path):
+    for name in ('b', 'softmax', 'c'):
+        write_run(tmp_path / name, name, model__x=name)
+    rows = run_groups.make_group_table(read_groups(*(tmp_path / name for name in ('b', 'softmax', 'c'))))
+    assert [row['row'] for row in rows] == ['softmax', 'b', 'c']
 
 
 @pytest.mark.parametrize(
@@ -146,9 +131,6 @@ def test_emergence_is_first_probe_that_stays_above_half_of_final_rate(tmp_path, 
     (tmp_path / 'a' / 'metrics.jsonl').write_text('\n'.join(lines) + '\n')
     (run,) = read_runs([path])
     assert run.emergence == (start_step, end_step)
-    marks = figures.make_sink_and_loss_figure(run_groups.group_runs([run]))['panels'][0]['emergences']
-    expected = [(end_step, rates[end_step // 10])] if start_step is not None else []
-    assert [(mark['x'], mark['y']) for mark in marks] == expected, 'a sink at step 0 is not learned'
 
 
 def test_emergence_is_interval_in_both_tables(tmp_path):
@@ -195,11 +177,11 @@ def test_axes_list_each_numeric_field_that_alone_differs(tmp_path):
     assert emergence_panel['lines'][0]['y'].tolist() == [15, 15]
 
 
-def test_axis_labels_window_none_with_sequence_length(tmp_path):
+def test_axis_ends_with_none(tmp_path):
     for window in (None, 8):
-        write_run(tmp_path / str(window), f'window_{window}', model__mask__window=window, data__length=64)
+        write_run(tmp_path / str(window), f'window_{window}', model__mask__window=window)
     (figure,) = make_axis_figures(read_groups(tmp_path / 'None', tmp_path / '8'))
-    assert figure['panels'][0]['tick_labels'] == ['8', '64']
+    assert figure['panels'][0]['tick_labels'] == ['8', 'none']
 
 
 @pytest.mark.slow

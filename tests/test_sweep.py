@@ -112,7 +112,7 @@ def test_sweep_records_outcome_of_every_row_despite_failures(finished_sweep):
     rows = json.loads(process.stdout)
     assert {row['row']: row['outcome'] for row in rows} == {
         'softmax': 'done 2/2',
-        'wild': 'diverged 2/2, as published',
+        'wild': 'diverged 2/2, published: fails',
         'late': 'refused 2/2',
         'killed': 'crashed 2/2',
         'sigmoid': 'done 2/2',
@@ -152,7 +152,7 @@ def test_sweep_skips_completed_and_diverged_runs(table, finished_sweep, tmp_path
     assert read_mtimes(path) == old_mtimes
     assert process.stderr.count('done before') == 4
     assert process.stderr.count('diverged before') == 2
-    assert 'diverged 2/2, as published' in process.stdout
+    assert 'diverged 2/2, published: fails' in process.stdout
 
 
 def test_sweep_rejects_folder_of_other_run_and_leaves_it_unchanged(capsys, table, tmp_path):

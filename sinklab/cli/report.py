@@ -46,10 +46,9 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
 
     paths = [str(path) for pattern in args.runs for path in find_runs(pattern)]
     loaded_runs = runs.read_runs(paths)
-    runs_dir = choose_report_dir(paths)
-    out_dir = parse_path(args.out) if args.out else runs_dir
-    write_report(out_dir, loaded_runs, args, results.read_verdicts(runs_dir))
-    table = summary_table.make_run_table(loaded_runs)
+    out_dir = parse_path(args.out) if args.out else choose_report_dir(paths)
+    write_report(out_dir, loaded_runs, args)
+    table = list(map(summary_table.make_run_row, loaded_runs))
     if args.json:
         print(json.dumps(table, indent=2, allow_nan=False))
     else:
@@ -93,14 +92,14 @@ def choose_report_dir(run_paths: list[str]) -> Path:
     return paths[0] if len(paths) == 1 else find_common_folder([path.parent for path in paths])
 
 
-def write_report(out_dir: Path, runs: list, args: argparse.Namespace, verdicts: list[dict]) -> None:
+def write_report(out_dir: Path, runs: list, args: argparse.Namespace) -> None:
     """Write report.html and the requested pictures."""
     from sinklab.report import page
 
     if out_dir.is_file():
         raise UserError(f'{out_dir} is a file; choose another --out')
     with open_writable_folder(out_dir):
-        page.write_report_page(out_dir / 'report.html', runs, verdicts)
+        page.write_report_page(out_dir / 'report.html', runs)
         if kinds := [kind for kind in PICTURE_KINDS if getattr(args, kind)]:
             try:
                 from sinklab.report import pictures

@@ -102,7 +102,7 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
             runs, lambda run: make_train_command(f'{args.config}:{run.row}', run, options), check_owner, args.jobs
         )
         check_owner()
-        print_summary(args, *write_table(args, extra_args, runs), stop_signal)
+        print_summary(args, write_table(args, extra_args, runs), stop_signal)
     return report_failures('sweep', runs, stop_signal)
 
 
@@ -163,8 +163,8 @@ def make_train_command(config_path: str, run: SweepRun, options: list[str]) -> l
     return [*get_program_argv(), 'train', *flags, *options, *format_seed_flags(run.seed)]
 
 
-def write_table(args: argparse.Namespace, extra_args: list[str], runs: list[SweepRun]) -> tuple[list[dict], dict]:
-    """Write sweep.json, and return its rows and when the sink of each row emerges."""
+def write_table(args: argparse.Namespace, extra_args: list[str], runs: list[SweepRun]) -> list[dict]:
+    """Write sweep.json, and return its rows."""
     from sinklab.report import sweep_table
 
     overrides = dict(map(config_flags.parse_override, extra_args))
@@ -176,24 +176,22 @@ def write_table(args: argparse.Namespace, extra_args: list[str], runs: list[Swee
     sweep_dir = parse_path(args.workdir)
     with open_writable_folder(sweep_dir), atomic_write(sweep_dir / 'sweep.json') as temp_path:
         temp_path.write_text(format_json(rows) + '\n', encoding='utf-8')
-    return rows, sweep_table.compute_spans(groups)
+    return rows
 
 
 def format_json(rows: list[dict]) -> str:
-    return json.dumps(rows, indent=2, allow_nan=False)
+    saved_rows = [{name: value for name, value in row.items() if name != 'span'} for row in rows]
+    return json.dumps(saved_rows, indent=2, allow_nan=False)
 
 
-def print_summary(args: argparse.Namespace, rows: list[dict], spans: dict, stop_signal: int | None) -> None:
+def print_summary(args: argparse.Namespace, rows: list[dict], stop_signal: int | None) -> None:
     """Print the results of all runs, after writing report.html if it is requested."""
-    from sinklab.report.sweep_table import format_headline
-
     page_path = report.write_page(parse_path(args.workdir)) if args.report and not stop_signal else None
     if args.json:
         print(format_json(rows))
     elif not stop_signal:
-        headings, lines = build_summary_table(rows, spans)
+        headings, lines = build_summary_table(rows)
         print_table_with_note(headings, lines, format_legend(headings, rows))
-        print(format_headline(rows))
         if page_path:
             print(f'page: {page_path}')
         else:
@@ -211,11 +209,11 @@ def make_run_group(row_info: dict, runs: list[SweepRun]) -> Any:
     )
 
 
-def build_summary_table(rows: list[dict], spans: dict) -> tuple[list[str], list[list[str]]]:
+def build_summary_table(rows: list[dict]) -> tuple[list[str], list[list[str]]]:
     """Build headings and cells of the summary table, with a column `runs` only if a row has several runs."""
     from sinklab.report import sweep_table
 
-    headings, lines = sweep_table.format_table_cells(rows, spans)
+    headings, lines = sweep_table.format_table_cells(rows)
     if any(len(row['seeds']) > 1 for row in rows):
         return list(headings), lines
     index = headings.index('runs')

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
 from typing import Any
 
-from sinklab.errors import UserError, format_extra_command, shorten_text
+from sinklab.errors import UserError, format_error, format_extra_command, shorten_text
 
 ROLES = ('system', 'user', 'assistant')
 TextParts = tuple[tuple[str, bool], ...]
@@ -121,6 +121,8 @@ def convert_records(
             document = Document(name, parts, get_string(values, fields.domain) if fields.domain else '')
         except RecordError as error:
             raise UserError(f'{location} {error}; repair it, or remove it') from error
+        except (ValueError, RecursionError) as error:  # of JSON or UTF-8
+            raise UserError(f'{location} is damaged ({format_error(error)}); repair it, or remove it') from error
         yield document
 
 
@@ -165,22 +167,11 @@ def get_field(values: Any, path: str) -> Any:
 
 def get_string(values: Any, path: str) -> str:
     value = get_field(values, path)
-    text = decode_utf8(value.decode) if isinstance(value, bytes) else value
+    text = value.decode() if isinstance(value, bytes) else value
     if not isinstance(text, str):
         raise RecordError(f'has a "{path}" that is not text')
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise RecordError(f'has an incomplete character in "{path}" (a lone surrogate)') from error
+    text.encode()  # JSON may contain lone surrogates, for which this raises UnicodeEncodeError
     return text
-
-
-def decode_utf8(decode: Callable[[], Any]) -> Any:
-    """Call a decoder and raise RecordError if it meets invalid UTF-8."""
-    try:
-        return decode()
-    except UnicodeDecodeError as error:
-        raise RecordError(f'is not UTF-8 (byte {error.start})') from error
 
 
 def import_library(name: str, needed_by: object) -> ModuleType:

@@ -10,6 +10,7 @@ from sinklab.data.documents import Document, Source, SourcePiece
 from sinklab.errors import UserError
 
 SAMPLE_CHARS = 1 << 26  # characters of the sample that the tokenizer is trained on
+MAX_SAMPLED_PIECES = 1 << 10
 # The whitespace between two words, and the number of characters in which it is searched.
 WORD_BORDER = re.compile(r'(?<=\S)\s+(?=\S)')
 MAX_BORDER_CHARS = 1000
@@ -18,8 +19,8 @@ MAX_BORDER_CHARS = 1000
 def survey_corpus(source: Source, held_out: float, with_texts: bool) -> tuple[int, list[str]]:
     """Choose the held-out documents of a corpus, and sample the training texts for the tokenizer.
 
-    A corpus that fits the sample is split exactly. For a larger corpus the limit is the fraction `held_out` of the
-    key range, so the held-out share is approximate.
+    A corpus of at most SAMPLE_CHARS bytes is split exactly. For a larger corpus the limit is the fraction `held_out`
+    of the key range, so the held-out share is approximate.
 
     Args:
         source: The data source.
@@ -30,14 +31,14 @@ def survey_corpus(source: Source, held_out: float, with_texts: bool) -> tuple[in
         (limit, texts): documents whose key is below the limit are held out.
 
     Raises:
-        UserError: A corpus that fits the sample has fewer than two documents.
+        UserError: A corpus that is split exactly has fewer than two documents.
     """
-    if source.limit is None and (with_texts or source.size <= SAMPLE_CHARS):
-        documents, is_complete = take_documents(source.read_documents(), SAMPLE_CHARS)
-        if is_complete:
-            limit = compute_key_threshold([hash_document_name(document.name) for document in documents], held_out)
-            return limit, [document.text for document in documents if hash_document_name(document.name) >= limit]
-    limit = int(held_out * 2**64) if source.limit is None else source.limit
+    limit = source.limit
+    if limit is None and source.size <= SAMPLE_CHARS:
+        names = [document.name for document in source.read_documents() if not document.is_blank]
+        limit = compute_key_threshold([hash_document_name(name) for name in names], held_out)
+    if limit is None:
+        limit = int(held_out * 2**64)
     return limit, sample_pieces(source, limit) if with_texts else []
 
 
@@ -85,35 +86,22 @@ def split_document(document: Document, held_out: float) -> tuple[Document, Docum
 
 
 def sample_pieces(source: Source, limit: int) -> list[str]:
-    """Sample training texts of a large corpus: the first documents of the pieces, in order of their keys."""
-    chars_per_piece = max(SAMPLE_CHARS // len(source.pieces), SAMPLE_CHARS >> 10)
-    num_chars = 0
+    """Return all training texts of a small corpus, or the first ones of each piece of a large corpus."""
+    pieces = list(source.pieces)
+    chars_per_piece = SAMPLE_CHARS
+    if source.size > SAMPLE_CHARS:
+        pieces = sorted(pieces, key=lambda piece: hash_document_name(piece.name))[:MAX_SAMPLED_PIECES]
+        chars_per_piece = SAMPLE_CHARS // len(pieces)
     texts = []
-    for piece in sorted(source.pieces, key=lambda piece: hash_document_name(piece.name)):
-        documents, _ = take_documents(piece.read(), chars_per_piece)
-        texts += [
-            document.text[:chars_per_piece] for document in documents if hash_document_name(document.name) >= limit
-        ]
-        num_chars += chars_per_piece if documents else 0
-        if num_chars >= SAMPLE_CHARS:
-            break
+    for piece in pieces:
+        num_chars = 0
+        for document in piece.read():
+            if num_chars >= chars_per_piece:
+                break
+            if not document.is_blank and hash_document_name(document.name) >= limit:
+                texts.append(document.text[:chars_per_piece])
+                num_chars += len(texts[-1])
     return texts
-
-
-def take_documents(documents: Iterator[Document], size: int) -> tuple[list[Document], bool]:
-    """Return the first documents that are not blank, up to `size` characters, and whether they are all.
-
-    The document that exceeds `size` is included.
-    """
-    first_documents = []
-    num_chars = 0
-    for document in documents:
-        if not document.is_blank:
-            first_documents.append(document)
-            num_chars += len(document.text)
-        if num_chars > size:
-            return first_documents, False
-    return first_documents, True
 
 
 def compute_key_threshold(keys: list[int], held_out: float) -> int:

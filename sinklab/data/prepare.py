@@ -1,24 +1,22 @@
-"""Preparation of a token store from documents: resumable and in constant memory.
+"""Preparation of a token store from documents: resumable, with one shard of each domain in memory.
 
 recipe.json               the settings, which all attempts share
 SPLIT-DOMAIN-NUMBER.json  record of a finished shard, until meta.json contains it
 """
 
-import array
 import collections
 import contextlib
 import dataclasses
 import hashlib
-import itertools
 import json
-import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
+from filelock import FileLock
 
 from sinklab.data import tokenizer
 from sinklab.data.documents import Document, Source
@@ -38,16 +36,22 @@ from sinklab.data.store import (
     SPLITS,
     TOKENIZER_FILE,
     Shard,
-    lock_folder,
 )
 from sinklab.errors import UserError, print_status
-from sinklab.storage.files import TEMPORARY_SUFFIX, atomic_write, hash_file, read_json, write_text
+from sinklab.storage.files import (
+    TEMPORARY_SUFFIX,
+    atomic_write,
+    hash_file,
+    open_writable_folder,
+    read_json,
+    write_text,
+)
 from sinklab.storage.paths import is_remote
 
 TASK_CHARS = 1 << 21  # characters that are tokenized at once, in parallel
-MAX_DOMAINS = 200  # each domain keeps shard files open
 PROGRESS_SECONDS = 10.0  # seconds between two progress lines
 PROBE_SEQUENCES, PROBE_LENGTH = 128, 2048  # size of the random and repeated probe sequences
+EncodedParts = list[tuple[np.ndarray, bool]]  # ids, and whether they are in the loss
 SHARED_SETTINGS = ('bos', 'end_token', 'fixed_token', 'held_out')  # must be equal in a store and a run's config.data
 
 
@@ -79,8 +83,7 @@ def prepare_store(recipe: Recipe, folder: Path) -> None:
     if is_remote(folder):
         raise UserError(f'{folder} is in a bucket; prepare the store on a disk, and copy it: gcloud storage cp -r')
     source = split_single_text(open_source(recipe.source), recipe.held_out)
-    read_plan(folder, recipe, source)  # raises before anything is written
-    with lock_folder(folder, f'another process prepares {folder}'):
+    with open_writable_folder(folder), FileLock(folder / LOCK_FILE):
         plan = read_plan(folder, recipe, source) or write_plan(folder, recipe, source)
         if (folder / META_FILE).exists():
             return
@@ -136,23 +139,21 @@ def read_plan(folder: Path, recipe: Recipe, source: Source) -> dict[str, Any] | 
     file = folder / RECIPE_FILE
     remedy = f'delete {folder}, or give another folder'
     if not file.exists():
-        paths = folder.iterdir() if folder.is_dir() else ()
         earlier = (TOKENIZER_FILE, LOCK_FILE, TEMPORARY_SUFFIX)
-        if unexpected := sorted(path.name for path in paths if not path.name.endswith(earlier)):
+        if unexpected := sorted(path.name for path in folder.iterdir() if not path.name.endswith(earlier)):
             raise UserError(f'{folder} contains files but no token store ({unexpected[0]}); give a new folder')
         return None
     plan = read_json(file, remedy=remedy)
     request = build_request(recipe, source)
     request['tokenizer_sha256'] = hash_file(folder / TOKENIZER_FILE)
-    changes = [name for name, value in request.items() if plan.get(name) != value]
-    if changes:
-        changes = ['files of the source' if name == 'identity' else name for name in changes]
-        raise UserError(f'{folder} was started from other inputs ({", ".join(changes)} changed); {remedy}')
+    if changes := [name for name, value in request.items() if plan.get(name) != value]:
+        names = ', '.join(changes).replace('identity', 'files of the source')
+        raise UserError(f'{folder} was started from other inputs ({names} changed); {remedy}')
     return plan
 
 
 class ShardWriter:
-    """Shards of one split of one domain: the finished ones, and one that is being written.
+    """Shards of one split of one domain: the finished ones, and one in memory.
 
     A shard is finished when its record exists, which is written after its files. The source has not changed since an
     earlier attempt, so the documents of the shards that it finished are skipped by their number.
@@ -163,12 +164,12 @@ class ShardWriter:
         self.split = split
         self.domain = domain
         self.prefix = f'{split}-{number:03}'
-        self.suffixes = (IDS_SUFFIX, PREDICTED_SUFFIX) if masked else (IDS_SUFFIX,)
+        self.masked = masked
         self.shards: list[Shard] = []
         while (record := self.get_path('json')).exists():
             self.shards.append(msgspec.convert(read_json(record, Shard), Shard))
         self.num_to_skip = sum(shard.documents for shard in self.shards)
-        self.files: dict[str, Any] = {}
+        self.begin_shard()
 
     def get_path(self, suffix: str) -> Path:
         """Return the path of a file of the first shard that is not finished."""
@@ -180,66 +181,50 @@ class ShardWriter:
         self.num_to_skip -= is_finished
         return is_finished
 
+    def begin_shard(self) -> None:
+        self.documents: list[tuple[int, int]] = []  # start and key
+        self.ids: list[np.ndarray] = []
+        self.predicted: list[np.ndarray] = []
+        self.tokens = self.bytes = 0
+        self.hasher = hashlib.sha256()
+
     def begin_document(self, document: Document) -> None:
-        if not self.files:
-            self.files = {suffix: self.get_path(suffix + TEMPORARY_SUFFIX).open('wb') for suffix in self.suffixes}
-            self.keys = array.array('Q')
-            self.starts = array.array('Q')
-            self.hasher = hashlib.sha256()
-            self.tokens = self.bytes = self.largest_id = 0
         content = document.text.encode()
-        self.keys.append(hash_document_name(document.name))
-        self.starts.append(self.tokens)
+        self.documents.append((self.tokens, hash_document_name(document.name)))
         self.hasher.update(hashlib.sha256(document.name.encode() + b'\n' + content).digest())
         self.bytes += len(content)
 
     def add(self, ids: np.ndarray, predicted: bool) -> None:
-        self.files[IDS_SUFFIX].write(ids.tobytes())
-        if PREDICTED_SUFFIX in self.files:
-            self.files[PREDICTED_SUFFIX].write(bytes([predicted]) * len(ids))
+        self.ids.append(ids)
+        self.predicted.append(np.full(len(ids), predicted, np.uint8))
         self.tokens += len(ids)
-        self.largest_id = max(self.largest_id, int(ids.max(initial=0)))
 
     def finish_shard(self) -> None:
-        """Finish the files and then the record of the shard that is being written, if there is one."""
-        if not self.files:
+        """Write the files and then the record of the shard in memory, if it has documents."""
+        if not self.documents:
             return
-        self.files[DOCUMENTS_SUFFIX] = self.get_path(DOCUMENTS_SUFFIX + TEMPORARY_SUFFIX).open('wb')
-        columns = [np.frombuffer(column, np.uint64) for column in (self.starts, self.keys)]
-        self.files[DOCUMENTS_SUFFIX].write(np.rec.fromarrays(columns, dtype=DOCUMENT_DTYPE).tobytes())
-        digests = {}
-        for suffix, file in self.files.items():
-            file.flush()
-            os.fsync(file.fileno())
-            file.close()
-            digests[suffix] = hash_file(Path(file.name))
-            Path(file.name).replace(self.get_path(suffix))
+        ids = np.concatenate(self.ids)
+        arrays = {IDS_SUFFIX: ids}
+        if self.masked:
+            arrays[PREDICTED_SUFFIX] = np.concatenate(self.predicted)
+        arrays[DOCUMENTS_SUFFIX] = np.array(self.documents, DOCUMENT_DTYPE)
+        for suffix, values in arrays.items():
+            with atomic_write(self.get_path(suffix)) as temporary_path:
+                values.tofile(temporary_path)
         shard = Shard(
             name=self.get_path(IDS_SUFFIX).stem,
             split=self.split,
             domain=self.domain,
             tokens=self.tokens,
-            documents=len(self.keys),
+            documents=len(self.documents),
             bytes=self.bytes,
-            largest_id=self.largest_id,
+            largest_id=int(ids.max()),
             documents_sha256=self.hasher.hexdigest(),
-            sha256=digests,
+            sha256={suffix: hash_file(self.get_path(suffix)) for suffix in arrays},
         )
         write_text(self.get_path('json'), json.dumps(msgspec.to_builtins(shard)))
         self.shards.append(shard)
-        self.files = {}
-
-
-@dataclasses.dataclass(frozen=True)
-class Piece:
-    """A part of a document that is tokenized at once, and where its ids go."""
-
-    document: Document
-    writer: ShardWriter
-    text: str
-    predicted: bool  # whether the piece is in the loss
-    is_first: bool
-    is_last: bool
+        self.begin_shard()
 
 
 class StoreBuilder:
@@ -248,18 +233,18 @@ class StoreBuilder:
     def __init__(self, recipe: Recipe, source: Source, folder: Path, limit: int):
         self.recipe, self.source, self.folder, self.limit = recipe, source, folder, limit
         self.tokenizer = tokenizer.load_tokenizer(folder / TOKENIZER_FILE)
-        self.dtype = tokenizer.choose_ids_dtype(self.tokenizer)
+        self.vocabulary = tokenizer.get_vocabulary_size(self.tokenizer)
+        self.dtype = tokenizer.choose_ids_dtype(self.vocabulary)
         self.writers: dict[tuple[str, str], ShardWriter] = {}
         self.dropped: collections.Counter[str] = collections.Counter()
-        self.num_read = self.num_chars = self.num_tokens = 0  # pieces of the source, characters, and their ids
-        self.start_time = self.print_time = time.monotonic()
+        self.num_read = self.num_tokens = 0  # pieces of the source, and their ids
+        self.print_time = time.monotonic()
 
     def run(self) -> None:
         with contextlib.closing(prefetch(self.encode, self.iter_tasks(), 1)) as tasks:
-            for pieces, ids in tasks:
-                for piece, piece_ids in zip(pieces, ids, strict=True):
-                    self.write_piece(piece, piece_ids)
-                self.print_progress()
+            for encoded_documents in tasks:
+                for writer, document, parts in encoded_documents:
+                    self.write_document(writer, document, parts)
         for writer in self.writers.values():
             writer.finish_shard()
         shards = [shard for writer in self.writers.values() for shard in writer.shards]
@@ -269,7 +254,10 @@ class StoreBuilder:
                     f'{self.recipe.source} has no {split} document, with held_out {self.recipe.held_out}; '
                     'give more documents, or another share and another folder'
                 )
-        write_meta(self.folder, self.recipe, self.source, shards, self.dropped)
+        self.write_probe()
+        self.write_meta(shards)
+        for shard in shards:
+            (self.folder / f'{shard.name}.json').unlink(missing_ok=True)
 
     def print_progress(self) -> None:
         """Print a line at most every PROGRESS_SECONDS seconds."""
@@ -277,113 +265,98 @@ class StoreBuilder:
         if now - self.print_time > PROGRESS_SECONDS:
             self.print_time = now
             print_status(
-                f'{self.num_read:,} of {len(self.source.pieces):,} files read, '
-                f'{self.num_chars / 1e6:,.0f}M characters, {self.num_tokens / 1e6:,.1f}M tokens, '
-                f'{self.num_tokens / 1e6 / (now - self.start_time):.2f}M tokens/s'
+                f'{self.num_read:,} of {len(self.source.pieces):,} files read, {self.num_tokens / 1e6:,.1f}M tokens'
             )
 
-    def encode(self, pieces: list[Piece]) -> tuple[list[Piece], list[np.ndarray]]:
-        return pieces, tokenizer.encode_texts(self.tokenizer, self.dtype, [piece.text for piece in pieces])
-
-    def iter_tasks(self) -> Iterator[list[Piece]]:
-        """Yield lists of pieces with about TASK_CHARS characters."""
-        pieces: list[Piece] = []
+    def iter_tasks(self) -> Iterator[list[tuple[ShardWriter, Document]]]:
+        """Yield lists of documents with about TASK_CHARS characters, each with its writer."""
+        task: list[tuple[ShardWriter, Document]] = []
         num_chars = 0
-        for piece in self.iter_pieces():
-            pieces.append(piece)
-            num_chars += len(piece.text)
+        for document in self.iter_documents():
+            writer = self.get_writer(document)
+            if not writer.skip_document():
+                task.append((writer, document))
+                num_chars += len(document.text)
             if num_chars >= TASK_CHARS:
-                yield pieces
-                pieces = []
+                yield task
+                task = []
                 num_chars = 0
-        if pieces:
-            yield pieces
+        yield task
 
-    def iter_pieces(self) -> Iterator[Piece]:
+    def iter_documents(self) -> Iterator[Document]:
         for source_piece in self.source.pieces:
             for document in source_piece.read():
                 self.print_progress()
                 if document.is_blank:
                     self.dropped['empty'] += 1
-                    continue
-                writer = self.get_writer(document)
-                if not writer.skip_document():
-                    yield from self.split_document(document, writer)
+                else:
+                    yield document
             self.num_read += 1
 
     def get_writer(self, document: Document) -> ShardWriter:
         domain = document.domain
         split = 'held_out' if hash_document_name(document.name) < self.limit else 'train'
         if (split, domain) not in self.writers:
-            domains = list(dict.fromkeys([*(name for _, name in self.writers), domain]))
-            if len(domains) > MAX_DOMAINS:
-                raise UserError(
-                    f'{self.recipe.source} has over {MAX_DOMAINS} domains ({", ".join(domains[:3])}, ...), '
-                    'each of which gets its own shards; name another field'
-                )
-            number = domains.index(domain)
+            number = list(dict.fromkeys([*(name for _, name in self.writers), domain])).index(domain)
             self.writers[split, domain] = ShardWriter(self.folder, split, domain, number, self.source.masked)
         return self.writers[split, domain]
 
-    def split_document(self, document: Document, writer: ShardWriter) -> Iterator[Piece]:
-        texts = (
-            (text, predicted)
+    def encode(self, task: list[tuple[ShardWriter, Document]]) -> list[tuple[ShardWriter, Document, EncodedParts]]:
+        """Tokenize the documents of a task together."""
+        pieces = [
+            (number, text, predicted)
+            for number, (_, document) in enumerate(task)
             for part, predicted in document.parts
             for text in tokenizer.split_text(part, self.tokenizer)
+        ]
+        ids = tokenizer.encode_texts(self.tokenizer, self.dtype, [text for _, text, _ in pieces])
+        encoded_parts: list[EncodedParts] = [[] for _ in task]
+        for (number, _, predicted), piece_ids in zip(pieces, ids, strict=True):
+            encoded_parts[number].append((piece_ids, predicted))
+        return [(writer, document, parts) for (writer, document), parts in zip(task, encoded_parts, strict=True)]
+
+    def write_document(self, writer: ShardWriter, document: Document, parts: EncodedParts) -> None:
+        writer.begin_document(document)
+        if self.recipe.bos == 'documents':
+            writer.add(np.array([self.recipe.fixed_token], self.dtype), False)
+        for ids, predicted in parts:
+            writer.add(ids, predicted)
+            self.num_tokens += len(ids)
+        writer.add(np.array([self.recipe.end_token], self.dtype), parts[-1][1])
+        if writer.tokens >= self.recipe.shard_tokens:
+            writer.finish_shard()
+
+    def write_probe(self) -> None:
+        """Write probe.npz: ids that are uniform over the vocabulary, and the same for all runs."""
+        rng = np.random.default_rng(0)
+        with atomic_write(self.folder / PROBE_FILE) as temporary_path, temporary_path.open('wb') as file:
+            np.savez(
+                file,
+                random_PT=rng.integers(self.vocabulary, size=(PROBE_SEQUENCES, PROBE_LENGTH), dtype=np.int32),
+                repeated_P=rng.integers(self.vocabulary, size=PROBE_SEQUENCES, dtype=np.int32),
+            )
+
+    def write_meta(self, shards: list[Shard]) -> None:
+        """Write meta.json, which marks a store as complete."""
+        header = dict(
+            format=FORMAT_VERSION,
+            tokenizer=hash_file(self.folder / TOKENIZER_FILE),
+            vocabulary=self.vocabulary,
+            dtype=self.dtype.str,
+            **{name: getattr(self.recipe, name) for name in SHARED_SETTINGS},
+            masked=self.source.masked,
+            weights=dict(self.source.weights or ()),
         )
-        end = '', False
-        is_first = True
-        for (text, predicted), following in itertools.pairwise(itertools.chain(texts, [end])):
-            yield Piece(document, writer, text, predicted, is_first, is_last=following is end)
-            is_first = False
-
-    def write_piece(self, piece: Piece, ids: np.ndarray) -> None:
-        writer = piece.writer
-        if piece.is_first:
-            writer.begin_document(piece.document)
-            if self.recipe.bos == 'documents':
-                writer.add(np.array([self.recipe.fixed_token], self.dtype), False)
-        writer.add(ids, piece.predicted)
-        self.num_chars += len(piece.text)
-        self.num_tokens += len(ids)
-        if piece.is_last:
-            writer.add(np.array([self.recipe.end_token], self.dtype), piece.predicted)
-            if writer.tokens >= self.recipe.shard_tokens:
-                writer.finish_shard()
-
-
-def write_meta(folder: Path, recipe: Recipe, source: Source, shards: list[Shard], dropped: Mapping[str, int]) -> None:
-    """Write probe.npz and then meta.json, which marks a store as complete; delete the records of the shards."""
-    store_tokenizer = tokenizer.load_tokenizer(folder / TOKENIZER_FILE)
-    vocabulary = tokenizer.get_vocabulary_size(store_tokenizer)
-    rng = np.random.default_rng(0)
-    with atomic_write(folder / PROBE_FILE) as temporary_path, temporary_path.open('wb') as file:
-        np.savez(  # uniform over the vocabulary, and the same for all runs
-            file,
-            random_PT=rng.integers(vocabulary, size=(PROBE_SEQUENCES, PROBE_LENGTH), dtype=np.int32),
-            repeated_P=rng.integers(vocabulary, size=PROBE_SEQUENCES, dtype=np.int32),
+        meta = dict(
+            digest=digest_json([header, [(shard.split, shard.domain, shard.sha256) for shard in shards]])[:16],
+            source=self.recipe.source,
+            **header,
+            domains=[count_domain(domain, shards) for domain in dict.fromkeys(shard.domain for shard in shards)],
+            dropped=dict(self.dropped),
+            probe=hash_file(self.folder / PROBE_FILE),
+            shards=msgspec.to_builtins(shards),
         )
-    header = dict(
-        format=FORMAT_VERSION,
-        tokenizer=hash_file(folder / TOKENIZER_FILE),
-        vocabulary=vocabulary,
-        dtype=tokenizer.choose_ids_dtype(store_tokenizer).str,
-        **{name: getattr(recipe, name) for name in SHARED_SETTINGS},
-        masked=source.masked,
-        weights=dict(source.weights or ()),
-    )
-    meta = dict(
-        digest=digest_json([header, [(shard.split, shard.domain, shard.sha256) for shard in shards]])[:16],
-        source=recipe.source,
-        **header,
-        domains=[count_domain(domain, shards) for domain in dict.fromkeys(shard.domain for shard in shards)],
-        dropped=dict(dropped),
-        probe=hash_file(folder / PROBE_FILE),
-        shards=msgspec.to_builtins(shards),
-    )
-    write_text(folder / META_FILE, json.dumps(meta, indent=1) + '\n')
-    for shard in shards:
-        (folder / f'{shard.name}.json').unlink(missing_ok=True)
+        write_text(self.folder / META_FILE, json.dumps(meta, indent=1) + '\n')
 
 
 def count_domain(domain: str, shards: list[Shard]) -> dict:

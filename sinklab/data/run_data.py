@@ -23,14 +23,16 @@ from sinklab.data.prepare import (
     PROBE_SEQUENCES,
     SHARED_SETTINGS,
     Recipe,
+    build_request,
     digest_json,
     prepare_store,
 )
 from sinklab.data.sources import SOURCES, open_source, read_texts
-from sinklab.data.store import FORMAT_VERSION, META_FILE, TOKENIZER_FILE, Store
-from sinklab.data.tokenizer import compute_tokenizer_digest, read_tokenizer_json
+from sinklab.data.store import META_FILE, PROBE_FILE, TOKENIZER_FILE, Store
+from sinklab.data.tokenizer import compute_tokenizer_digest
 from sinklab.errors import UserError, format_unknown_name, print_status
 from sinklab.storage.cache_dir import get_cache_dir
+from sinklab.storage.files import read_arrays
 from sinklab.storage.paths import parse_path
 
 
@@ -48,10 +50,6 @@ class RunData:
     def is_trigger(self, ids_NT: np.ndarray) -> np.ndarray | None:
         """Return the mask of trigger tokens, or None if the task has no triggers."""
         return None if self.triggers is None else ids_NT < self.triggers
-
-    def find_valid_triggers(self) -> np.ndarray | None:
-        """Return the mask of trigger tokens in the inputs of the held-out windows, or None without triggers."""
-        return self.is_trigger(self.valid_NT[:, :-1])
 
 
 def load_run_data(spec: Spec) -> RunData:
@@ -161,13 +159,9 @@ def open_corpus(data: DataConfig, vocabulary: int) -> Store:
 
 def open_cached_store(data: DataConfig, vocabulary: int) -> Store:
     """Open the cached store of a source, preparing it if needed; a hash of its inputs names the folder."""
-    is_trained = data.tokenizer == 'train'
     settings = {name: getattr(data, name) for name in SHARED_SETTINGS}
-    recipe = Recipe(data.source, data.tokenizer, vocabulary if is_trained else None, **settings)
-    tokenizer_inputs = vocabulary if is_trained else read_tokenizer_json(data.tokenizer)
-    cache_key = [FORMAT_VERSION, open_source(data.source).identity, tokenizer_inputs]
-    cache_key += [data.held_out, data.bos, data.source, data.end_token, data.fixed_token]
-    folder = get_cache_dir() / 'stores' / digest_json(cache_key)[:16]
+    recipe = Recipe(data.source, data.tokenizer, vocabulary if data.tokenizer == 'train' else None, **settings)
+    folder = get_cache_dir() / 'stores' / digest_json(build_request(recipe, open_source(data.source)))[:16]
     if not (folder / META_FILE).exists():
         print_status(f'preparing {data.source} in {folder}')
         prepare_store(recipe, folder)
@@ -269,7 +263,7 @@ def make_synthetic_probe(store: Store, probe: ProbeConfig, prefix_ids: list[int]
             f'config.probe needs {probe.sequences} sequences of {probe.length} tokens, but a store has '
             f'{PROBE_SEQUENCES} {probe.inputs} ones of {PROBE_LENGTH}; lower config.probe.sequences or length'
         )
-    arrays = store.load_probe_arrays()
+    arrays = read_arrays(store.path / PROBE_FILE)
     sequences = {'random': arrays['random_PT'], 'repeated': np.tile(arrays['repeated_P'][:, None], PROBE_LENGTH)}
     ids_PT = sequences[probe.inputs][: probe.sequences, : probe.length - len(prefix_ids)]
     return np.insert(ids_PT, [0] * len(prefix_ids), prefix_ids, axis=1)

@@ -1,6 +1,5 @@
 """Data sources that `--source` and `config.data.source` can name; the table `SOURCES` lists them."""
 
-import codecs
 import contextlib
 import dataclasses
 import functools
@@ -25,11 +24,9 @@ from sinklab.data.documents import (
     ContentReader,
     Document,
     FieldNames,
-    RecordError,
     Source,
     SourcePiece,
     convert_records,
-    decode_utf8,
     import_library,
     parse_field_options,
     read_conversation,
@@ -41,7 +38,6 @@ from sinklab.storage.files import read_json
 from sinklab.storage.paths import get_file_system, is_remote, make_relative, parse_path
 
 WILDCARD = re.compile(r'[*?[]')
-BEGINNING_BYTES = 1 << 13  # bytes of a file of unknown format that show whether it is text
 PARQUET_BATCH_ROWS = 256  # rows of a table in memory at once
 SKIPPED_NAMES = {'site-packages', 'test', 'tests', 'idle_test'}
 MIXTURE_FORM = '{"domain": {"source": "text:GLOB", "weight": 0.3}, ...}'
@@ -70,20 +66,19 @@ def match_files(pattern: str) -> list[SourceFile]:
         UserError: A file or the bucket cannot be read.
     """
     infos = find_objects(pattern) if is_remote(pattern) else find_local_files(pattern)
-    is_literal = pattern in infos or not glob.has_magic(pattern)
-    root = parse_path(os.path.dirname(pattern if is_literal else WILDCARD.split(pattern)[0]))
-    files = []
-    for path, info in infos.items():
-        name = os.fsencode(make_relative(parse_path(path), root)).decode(errors='backslashreplace')
-        files.append(SourceFile(name, parse_path(path), *info))
-    return sorted(files, key=lambda file: file.name)
+    root = parse_path(os.path.dirname(WILDCARD.split(pattern)[0]))
+    names = {path: os.fsencode(make_relative(parse_path(path), root)) for path in infos}
+    files = [
+        SourceFile(names[path].decode(errors='backslashreplace'), parse_path(path), *info)
+        for path, info in infos.items()
+    ]
+    return sorted(files)
 
 
 def find_local_files(pattern: str) -> dict[str, tuple[int, int]]:
     """Return (size, time of the last change) by path of the files that match a pattern."""
-    paths = [pattern] if os.path.isfile(pattern) else glob.glob(pattern, recursive=True)
     infos = {}
-    for path in paths:
+    for path in glob.glob(pattern, recursive=True):
         if not os.path.isdir(path):
             with translate_read_errors(path):
                 status = os.stat(path)
@@ -93,12 +88,8 @@ def find_local_files(pattern: str) -> dict[str, tuple[int, int]]:
 
 def find_objects(pattern: str) -> dict[str, tuple[int, str]]:
     """Return (size, digest) by URL of the objects that match a pattern, as on a disk."""
-    file_system = get_file_system()
     with translate_read_errors(pattern):
-        if glob.has_magic(pattern) and not file_system.isfile(pattern):
-            infos = file_system.glob(pattern, detail=True)
-        else:
-            infos = {pattern.partition('://')[2]: file_system.info(pattern)} if file_system.isfile(pattern) else {}
+        infos = get_file_system().glob(pattern, detail=True)
     return {
         f'gs://{name}': (info['size'], info.get('md5Hash') or info['crc32c'])
         for name, info in infos.items()
@@ -138,7 +129,7 @@ class FileFormat(NamedTuple):
 
     unit: str  # word for one record, used in messages; '' if the record is the whole file
     read_records: Callable[[Path, FieldNames], Iterator[tuple[int, Any]]]  # yields (number from 1, raw record)
-    decode_record: Callable[[Any], dict[str, Any]]  # raises RecordError
+    decode_record: Callable[[Any], dict[str, Any]]  # raises ValueError
 
 
 def read_whole_file(path: Path, _: FieldNames) -> Iterator[tuple[int, bytes]]:
@@ -164,52 +155,15 @@ def read_parquet_rows(path: Path, fields: FieldNames) -> Iterator[tuple[int, Any
         yield from enumerate(itertools.chain.from_iterable(batch.to_struct_array() for batch in batches), 1)
 
 
-def parse_json_object(encoded: bytes) -> dict[str, Any]:
-    text = decode_utf8(encoded.decode).removeprefix('\ufeff')
-    try:
-        fields = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise RecordError(f'is not JSON ({format_error(error)})') from error
-    if not isinstance(fields, dict):
-        raise RecordError('is not a JSON object')
-    return fields
+TEXT_FORMAT = FileFormat('', read_whole_file, lambda content: {'text': content.decode()})
+JSONL_FORMAT = FileFormat('line', read_lines, json.loads)
+PARQUET_FORMAT = FileFormat('row', read_parquet_rows, lambda row: row.as_py())
 
 
-TEXT_FORMAT = FileFormat('', read_whole_file, lambda content: {'text': decode_utf8(content.decode)})
-JSONL_FORMAT = FileFormat('line', read_lines, parse_json_object)
-PARQUET_FORMAT = FileFormat('row', read_parquet_rows, lambda row: decode_utf8(row.as_py))
-FORMATS = {
-    **dict.fromkeys(('.txt', '.txt.gz', '.txt.zst'), TEXT_FORMAT),
-    **dict.fromkeys(('.jsonl', '.jsonl.gz', '.jsonl.zst'), JSONL_FORMAT),
-    '.parquet': PARQUET_FORMAT,
-}
-
-
-def choose_format(source_name: str, path: Path, formats: tuple[FileFormat, ...]) -> FileFormat:
-    """Return the format of a file: by its ending, or else plain text if its content is.
-
-    Raises:
-        UserError: It is none of the formats.
-    """
-    by_suffix = (file_format for suffix, file_format in FORMATS.items() if str(path).endswith(suffix))
-    file_format = next(by_suffix, None) or (TEXT_FORMAT if is_text_file(path) else None)
-    if file_format in formats:
-        return file_format
-    allowed = ', '.join(suffix for suffix, allowed_format in FORMATS.items() if allowed_format in formats)
-    text = ', and other files of UTF-8 text' if TEXT_FORMAT in formats else ''
-    raise UserError(f'{source_name} matches {path}, which cannot be read; allowed: {allowed}{text}')
-
-
-def is_text_file(path: Path) -> bool:
-    """Return whether a file begins as UTF-8 text does, without NUL bytes; a pipe or a device is no text file."""
-    if not path.is_file():
-        return False
-    with translate_read_errors(path), path.open('rb') as file:
-        beginning = file.read(BEGINNING_BYTES)
-    try:
-        return '\0' not in codecs.getincrementaldecoder('utf-8')().decode(beginning)  # it may end within a character
-    except UnicodeDecodeError:
-        return False
+def choose_format(path: Path) -> FileFormat:
+    """Return the format of a file by its ending; a file with any other ending is plain text."""
+    name = str(path).removesuffix('.gz').removesuffix('.zst')
+    return {'.jsonl': JSONL_FORMAT, '.parquet': PARQUET_FORMAT}.get(os.path.splitext(name)[1], TEXT_FORMAT)
 
 
 def open_source(source_name: str) -> Source:
@@ -250,7 +204,7 @@ def open_stdlib(source_name: str, argument: str) -> Source:
         for path in (Path(folder, name) for name in set(names) - SKIPPED_NAMES if name.endswith('.py')):
             status = path.stat()
             files.append(SourceFile(path.relative_to(root).as_posix(), path, status.st_size, status.st_mtime_ns))
-    return make_file_source('stdlib', sorted(files, key=lambda file: file.name), read_python_file)
+    return make_file_source('stdlib', sorted(files), read_python_file)
 
 
 def read_python_file(file: SourceFile) -> Iterator[Document]:
@@ -261,35 +215,31 @@ def read_python_file(file: SourceFile) -> Iterator[Document]:
 def open_text_source(source_name: str, argument: str) -> Source:
     """Open text files: one document per .jsonl line, .parquet row, or file of plain text."""
     pattern, fields = parse_field_options(source_name, argument, 'text')
-    return open_record_source(source_name, pattern, fields, read_text, (TEXT_FORMAT, JSONL_FORMAT, PARQUET_FORMAT))
+    return open_record_source(source_name, pattern, fields, read_text)
 
 
 def open_chat(source_name: str, argument: str) -> Source:
     """Open conversations, one per .jsonl line or .parquet row; only the words of the assistant are in the loss."""
     pattern, fields = parse_field_options(source_name, argument, 'messages')
-    source = open_record_source(source_name, pattern, fields, read_conversation, (JSONL_FORMAT, PARQUET_FORMAT))
-    return dataclasses.replace(source, masked=True)
+    return dataclasses.replace(open_record_source(source_name, pattern, fields, read_conversation), masked=True)
 
 
-def open_record_source(
-    source_name: str, pattern: str, fields: FieldNames, read_content: ContentReader, formats: tuple[FileFormat, ...]
-) -> Source:
+def open_record_source(source_name: str, pattern: str, fields: FieldNames, read_content: ContentReader) -> Source:
     """Open the files that match a pattern.
 
     Raises:
-        UserError: No file matches, or a file has none of the formats, or fields are named that it has not.
+        UserError: No file matches, or fields other than `text` are needed and a file is plain text.
     """
     files = match_files(pattern)
     if not files:
         remedy = 'check the path, quote the pattern, and give the files of a folder as FOLDER/*.txt'
         raise UserError(f'{source_name} matches no file; {remedy}')
-    formats_of_files = {file: choose_format(source_name, file.path, formats) for file in files}
-    text_files = [file.path for file, file_format in formats_of_files.items() if file_format == TEXT_FORMAT]
+    text_files = [file.path for file in files if choose_format(file.path) == TEXT_FORMAT]
     if text_files and fields != FieldNames('text', ''):
-        raise UserError(f'{source_name} names fields, but {text_files[0]} is plain text; match other files')
+        raise UserError(f'{source_name} needs records, but {text_files[0]} is plain text; match .jsonl or .parquet')
 
     def read(file: SourceFile) -> Iterator[Document]:
-        unit, read_records, decode_record = formats_of_files[file]
+        unit, read_records, decode_record = choose_format(file.path)
         records = (
             (f'{file.name}:{number}', f'{file.path}, {unit} {number}', record)
             if unit
@@ -327,7 +277,9 @@ def open_mixture(source_name: str, argument: str) -> Source:
         components = read_json(parse_path(argument), dict[str, Component], remedy=f'write {MIXTURE_FORM}')
     if not components:
         raise UserError(f'{source_name} has no component; write {MIXTURE_FORM}')
-    sources = {name: open_component(source_name, name, value['source']) for name, value in components.items()}
+    if any(component['source'].startswith('mixture:') for component in components.values()):
+        raise UserError(f'{source_name} contains a mixture; give its components here')
+    sources = {name: open_source(component['source']) for name, component in components.items()}
     weights = {name: value['weight'] for name, value in components.items() if value.get('weight') is not None}
     if unweighted := weights and [name for name in components if name not in weights]:
         raise UserError(f'{source_name} has no weight for {", ".join(unweighted)}; give a weight to all, or to none')
@@ -340,16 +292,6 @@ def open_mixture(source_name: str, argument: str) -> Source:
         weights=tuple((name, weight / total) for name, weight in weights.items()) or None,
         masked=all(part.masked for part in sources.values()),
     )
-
-
-def open_component(source_name: str, name: str, component: str) -> Source:
-    label = f'{source_name}, {name[:80]!a},'
-    if component.startswith('mixture:'):
-        raise UserError(f'{label} is a mixture itself; give its components here')
-    try:
-        return open_source(component)
-    except UserError as error:
-        raise UserError(f'{label} {error}') from error
 
 
 def set_domain(piece: SourcePiece, name: str) -> SourcePiece:

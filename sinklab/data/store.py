@@ -7,28 +7,20 @@ meta.json                     settings, counts and digests; it marks the store a
 """
 
 import bisect
-import contextlib
 import functools
 import itertools
 import os
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Literal, NotRequired, TypedDict
+from typing import Annotated, Literal, TypedDict
 
 import msgspec
 import numpy as np
+from filelock import FileLock
 
 from sinklab.data.tokenizer import Tokenizer, load_tokenizer, read_tokenizer_json
 from sinklab.errors import UserError, format_error, format_unknown_name, print_status
 from sinklab.storage.cache_dir import get_cache_dir
-from sinklab.storage.files import (
-    hash_file,
-    open_writable_folder,
-    read_arrays,
-    read_json,
-    write_text,
-)
-from sinklab.storage.folder_lock import lock_file
+from sinklab.storage.files import hash_file, open_writable_folder, read_json, write_text
 from sinklab.storage.paths import get_file_system, is_remote, parse_path
 
 FORMAT_VERSION = 3  # of all files of a store
@@ -46,14 +38,6 @@ Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 Sha256 = Annotated[str, msgspec.Meta(pattern=r'\A[0-9a-f]{64}\Z')]
 
 
-class ShardDigests(TypedDict):
-    """SHA-256 of the files of a shard, by suffix."""
-
-    ids: Sha256
-    documents: Sha256
-    predicted: NotRequired[Sha256]
-
-
 class Shard(msgspec.Struct, frozen=True, eq=False, forbid_unknown_fields=True):
     """The record of a finished shard."""
 
@@ -65,12 +49,7 @@ class Shard(msgspec.Struct, frozen=True, eq=False, forbid_unknown_fields=True):
     bytes: Count  # bytes of the documents in UTF-8
     largest_id: Count = msgspec.field(name='largest')
     documents_sha256: Sha256 = msgspec.field(name='said')  # digest of the digests of the documents
-    sha256: ShardDigests
-
-    @property
-    def digests(self) -> dict[str, object]:
-        """Digests by file name."""
-        return {f'{self.name}.{suffix}': digest for suffix, digest in self.sha256.items()}
+    sha256: dict[Annotated[str, msgspec.Meta(pattern=r'\A(ids|documents|predicted)\Z')], Sha256]  # by suffix
 
 
 class DomainCounts(TypedDict):
@@ -165,9 +144,6 @@ class Store:
     def load_tokenizer(self) -> Tokenizer:
         return load_tokenizer(self.path / TOKENIZER_FILE)
 
-    def load_probe_arrays(self) -> dict[str, np.ndarray]:
-        return read_arrays(self.path / PROBE_FILE, remedy=REMEDY)
-
     def decode_beginnings(self, count: int) -> list[str]:
         """Decode the beginnings of the first `count` documents of each split."""
         tokenizer = self.load_tokenizer()
@@ -251,30 +227,10 @@ def read_meta(folder: Path) -> tuple[dict, list[Shard]]:
     return meta, msgspec.convert(meta['shards'], list[Shard])
 
 
-@contextlib.contextmanager
-def lock_folder(folder: Path, wait_message: str) -> Iterator[None]:
-    """Create a folder if it is missing, and hold its lock; delete both again if nothing is written there.
-
-    A message is printed before waiting for another process.
-    """
-
-    def print_wait() -> None:
-        print_status(f'{wait_message}; waiting for it')
-
-    with open_writable_folder(folder), lock_file(folder / LOCK_FILE, -1, print_wait):
-        try:
-            yield
-        finally:
-            if {path.name for path in folder.iterdir()} == {LOCK_FILE}:
-                (folder / LOCK_FILE).unlink()
-                with contextlib.suppress(OSError):
-                    folder.rmdir()
-
-
 def list_digests(meta: dict, shards: list[Shard]) -> dict[str, str]:
     """Return the digests of the tokenizer, of the probe sequences and of shards, by file name."""
     digests = {TOKENIZER_FILE: meta['tokenizer'], PROBE_FILE: meta['probe']}
-    return digests | {name: digest for shard in shards for name, digest in shard.digests.items()}
+    return digests | {f'{shard.name}.{suffix}': digest for shard in shards for suffix, digest in shard.sha256.items()}
 
 
 def copy_store(source: Path) -> Path:
@@ -288,7 +244,7 @@ def copy_store(source: Path) -> Path:
     meta, shards = read_meta(source)
     folder = get_cache_dir() / 'stores' / meta['digest']
     digests = list_digests(meta, shards)
-    with lock_folder(folder, f'another process copies {source} to {folder}'):
+    with open_writable_folder(folder), FileLock(folder / LOCK_FILE):
         if (folder / META_FILE).exists():
             return folder
         num_bytes = sum(shard.tokens for shard in shards) * np.dtype(meta['dtype']).itemsize

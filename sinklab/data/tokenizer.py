@@ -16,6 +16,7 @@ from sinklab.storage.paths import parse_path
 
 SPECIAL_TOKENS = ['<|endoftext|>', '<|padding|>']  # ids 0 and 1, as in GPT-NeoX's
 MAX_ENCODED_CHARS = 1 << 17  # a longer text is tokenized in pieces of about so many characters
+TEXTS_PER_BATCH = 256  # texts that are tokenized in parallel; each needs about 100 bytes a token meanwhile
 WORD_END = re.compile(r'\w(?=\W)')
 CUT_CONTEXT_CHARS = 256  # characters on each side of a cut that are compared
 MAX_CUT_TRIES = 200
@@ -135,14 +136,17 @@ def is_safe_cut(tokenizer: Tokenizer, text: str, position: int) -> bool:
     return joined == left + right
 
 
-def choose_ids_dtype(tokenizer: Tokenizer) -> np.dtype:
+def choose_ids_dtype(vocabulary: int) -> np.dtype:
     """Return the smallest unsigned dtype that can hold every id."""
-    return np.dtype('<u2' if get_vocabulary_size(tokenizer) <= 2**16 else '<u4')
+    return np.dtype('<u2' if vocabulary <= 2**16 else '<u4')
 
 
 def encode_texts(tokenizer: Tokenizer, ids_dtype: np.dtype, texts: list[str]) -> list[np.ndarray]:
-    encodings = tokenizer.encode_batch_fast(texts, add_special_tokens=False)
-    return [np.array(encoding.ids, ids_dtype) for encoding in encodings]
+    ids = []
+    for first in range(0, len(texts), TEXTS_PER_BATCH):
+        encodings = tokenizer.encode_batch_fast(texts[first : first + TEXTS_PER_BATCH], add_special_tokens=False)
+        ids += [np.array(encoding.ids, ids_dtype) for encoding in encodings]
+    return ids
 
 
 def encode_long_text(tokenizer: Tokenizer, text: str) -> np.ndarray:

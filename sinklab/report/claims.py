@@ -46,17 +46,6 @@ LEGEND = (
     'than the smallest that counts; unsettled (about N seeds): in a new experiment, N seeds '
     f'would settle the claim in half of all cases; too few seeds: fewer than {MIN_SAMPLES}, which get no interval'
 )
-# The wording and the order of verdicts in the line of counts, the best verdict first.
-VERDICT_PHRASES = {
-    'holds': 'hold',
-    'contradicted': 'contradicted',
-    'not seen': 'not seen',
-    'diverged': 'diverged',
-    'unsettled': 'unsettled',
-    'too few seeds': 'with too few seeds',
-    'not testable here': 'not testable here',
-    'not run': 'not run',
-}
 MIN_SIGN_TEST_CLAIMS = 5  # with fewer, p is at least 0.06
 SAME_SHARE = 0.2  # of `min_difference`: 1 percentage point, or 0.004 nats
 COMPARISON_WORDS = {'>': 'more than', '<': 'less than', '=': 'as much as'}
@@ -128,21 +117,17 @@ def read_claim_metrics(run_dir: RunDir, outcome: str, metric_patterns: set[str])
     """
     vocabulary = run_dir.read_json('config')['model']['vocabulary']
     records = run_dir.read_records()
-    first_metrics = compute_run_metrics([record for record in records if record['step'] == 0], None)
-    last_metrics = compute_run_metrics(records, vocabulary) if outcome == 'done' else dict(fails=1.0)
+    start = compute_run_metrics([record for record in records if record['step'] == 0], None)
+    end = compute_run_metrics(records, vocabulary) if outcome == 'done' else dict(fails=1.0)
 
     def select(metrics: dict) -> dict:
-        return {
-            name: metrics[name]
-            for name in sorted(metrics)
-            if any(fnmatch.fnmatchcase(name, pattern) for pattern in metric_patterns)
-        }
+        names = {name for pattern in metric_patterns for name in fnmatch.filter(metrics, pattern)}
+        return {name: metrics[name] for name in sorted(names)}
 
     environment = run_dir.read_environment()
     device = ', '.join(sorted({*environment.get('devices', [])}))
     jax_version = environment.get('versions', {}).get('jax') or ''
-    start, end = select(first_metrics), select(last_metrics)
-    return dict(outcome=outcome, start=start, end=end, device=device, jax=jax_version)
+    return dict(outcome=outcome, start=select(start), end=select(end), device=device, jax=jax_version)
 
 
 def parse_claims(definitions: Mapping[str, Mapping], size: str | None = None) -> dict[str, Claim]:
@@ -188,7 +173,7 @@ def find_claim_fault(claim: Claim) -> str:
         return f'{claim.left.metric} and {claim.right.metric} are different kinds of metrics'
     if not claim.min_difference > 0:
         return f'its min_difference is {claim.min_difference!r}; it must be above 0'
-    return f'it compares {claim.left} with itself' if claim.left == claim.right else ''
+    return ''
 
 
 def get_metric_unit(metric: str) -> str:
@@ -214,7 +199,7 @@ def make_claims_table(
 
 
 def make_claim_entry(name: str, claim: Claim, runs: Mapping[str, dict], published: Mapping[str, dict]) -> dict:
-    """Make the entry of a claim, as run_files.ClaimEntry describes it."""
+    """Make the entry of a claim in verdicts.json."""
     differences = compute_claim_differences(claim, runs) if claim.left else {}
     values = list(differences.values())
     mean = float(np.mean(values)) if values else None
@@ -393,9 +378,9 @@ def format_mean_and_interval(entry: dict, digits: int = 2) -> str:
 def format_counts(entries: list[dict]) -> str:
     """Format the number of claims with each verdict as one sentence."""
     verdicts = [entry['verdict'] for entry in entries]
-    counts = {verdict: verdicts.count(verdict) for verdict in VERDICT_PHRASES if verdict in verdicts}
-    phrases = VERDICT_PHRASES | ({'holds': 'holds'} if counts.get('holds') == 1 else {})
-    texts = [f'{count} {phrases[verdict]}' for verdict, count in counts.items()]
+    ordered = sorted({*verdicts}, key=lambda verdict: (verdict != 'holds', VERDICTS.index(verdict)))
+    phrases = {'holds': 'holds' if verdicts.count('holds') == 1 else 'hold', 'too few seeds': 'with too few seeds'}
+    texts = [f'{verdicts.count(verdict)} {phrases.get(verdict, verdict)}' for verdict in ordered]
     return f'{len(entries)} claim{"s" if len(entries) > 1 else ""}: {", ".join(texts)}.'
 
 

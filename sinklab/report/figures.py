@@ -4,30 +4,23 @@ The HTML page and the image files draw the same figures. A figure of lines has `
 arrays are `x`, `y` and, for a mean, the standard deviation `sd`. A figure of maps has `maps` of quantized values.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from sinklab.metrics import registry
-from sinklab.metrics.emergence import merge_emergence
 from sinklab.metrics.metric import FigureSpec, MetricInfo
-from sinklab.metrics.registry import HEADLINE_METRIC, VALID_LOSS
-from sinklab.report.run_groups import RunGroup, SweepAxis, compute_mean_curve, find_axes
+from sinklab.metrics.registry import HEADLINE_FIGURE, HEADLINE_METRIC, VALID_LOSS
+from sinklab.report.run_groups import RunGroup, SweepAxis, find_axes
 from sinklab.report.runs import RunResult, select_evenly
-from sinklab.report.sweep_table import EMERGENCE_METRIC
+from sinklab.report.sweep_table import EMERGENCE_INFO
 
 Figure = dict[str, Any]
 
 TRAIN_LOSS = 'train/loss'
-EMERGENCE_AXIS_INFO = MetricInfo(EMERGENCE_METRIC, 'step of emergence', 'Middle of its two probes.', digits=0)
-TRAIN_INFOS = (
-    MetricInfo('train/grad_norm', 'gradient norm', 'Norm of the gradient before clipping.'),
-    MetricInfo('train/learning_rate', 'learning rate', 'Learning rate of the step.', digits=5),
-    MetricInfo('speed/tokens_per_second', 'tokens/s', 'Throughput of the whole run.', digits=0),
-)
-MAX_TOTAL_POINTS = 20_000  # points in all curves of one metric together
-MAX_POINTS, MIN_POINTS = 400, 40  # limits for one curve
-MAX_RUNS_WITH_LOSSES = 8  # with more runs, training losses and metrics outside the run table are left out
+MAX_POINTS = 400  # of a curve
+MAX_RUNS_WITH_LOSSES = 8  # with more runs, training losses are left out
 MAX_MAP_VALUES = 1_500_000  # values in all head maps of one figure together
 MAX_MATRIX_VALUES = 2_500_000  # values in all attention matrices of one figure together
 MAX_MATRIX_RUNS = 24  # runs with attention matrices
@@ -44,14 +37,11 @@ def make_figures(run_groups: list[RunGroup], rows: list[dict], with_maps: bool =
         with_maps: Whether to read attention matrices, and make their figures and those of layers and heads.
     """
     figure_makers = dict(heads=make_head_maps, matrices=make_matrix_maps, ratios=make_ratios_figure)
-    runs = list_runs(run_groups)
     specs = [spec for spec in registry.FIGURES if with_maps or spec.kind == 'ratios']
-    drawn_specs = [spec for spec in specs if any(run.has_figure(spec) for run in runs)]
     candidates = [
         make_sink_and_loss_figure(run_groups),
         *(make_axis_figure(axis, rows) for axis in find_axes(run_groups, rows)),
-        *(figure_makers[spec.kind](run_groups, spec) for spec in drawn_specs),
-        make_metric_menu_figure(run_groups),
+        *(figure_makers[spec.kind](run_groups, spec) for spec in specs),
     ]
     return [figure for figure in candidates if figure]
 
@@ -60,10 +50,10 @@ def list_runs(run_groups: list[RunGroup]) -> list[RunResult]:
     return [run for run_group in run_groups for run in run_group.runs]
 
 
-def make_line_figure(name: str, title: str, sentence: str, panels: list[dict], kind: str = 'lines') -> Figure | None:
+def make_line_figure(name: str, title: str, sentence: str, panels: list[dict]) -> Figure | None:
     """Make a figure of the panels that have a line; return None if there is none."""
     panels = [panel for panel in panels if panel['lines']]
-    return dict(name=name, kind=kind, title=title, sentence=sentence, panels=panels) if panels else None
+    return dict(name=name, kind='lines', title=title, sentence=sentence, panels=panels) if panels else None
 
 
 def make_panel(metric_info: MetricInfo, lines: list[dict], kind: str = 'steps', x_label: str = 'step') -> dict:
@@ -78,65 +68,61 @@ def make_panel(metric_info: MetricInfo, lines: list[dict], kind: str = 'steps', 
 
 
 def make_sink_and_loss_figure(run_groups: list[RunGroup]) -> Figure | None:
-    """Make the figure of Sink_1 and loss over steps, with marks where a sink emerges."""
-    runs = list_runs(run_groups)
+    """Make the figure of Sink_1 and loss over steps."""
     sink_panel = make_panel(HEADLINE_METRIC, make_lines(run_groups, HEADLINE_METRIC.name))
-    sink_panel['emergences'] = [
-        describe_emergence(index, run, run.emergence)
-        for index, run in enumerate(runs)
-        if run.emergence and merge_emergence([run.emergence]).is_learned
-    ]
     loss_lines = make_lines(run_groups, VALID_LOSS.name)
     loss_sentence = VALID_LOSS.description
-    if len(runs) <= MAX_RUNS_WITH_LOSSES and (train_lines := make_lines(run_groups, TRAIN_LOSS)):
+    train_lines = make_lines(run_groups, TRAIN_LOSS)
+    if train_lines and len(list_runs(run_groups)) <= MAX_RUNS_WITH_LOSSES:
         loss_sentence = 'lines are training batches, dots are held-out windows.'
         # Validation losses have few points. Members of a mean are left out.
         dots = [dict(line, split='validation', dots=True) for line in loss_lines if line['kind'] != 'member']
         loss_lines = [*(dict(line, split='training') for line in train_lines), *dots]
     loss_panel = make_panel(VALID_LOSS, loss_lines) | dict(label=f'loss ({VALID_LOSS.unit})', sentence=loss_sentence)
-    sink_sentence = f'{HEADLINE_METRIC.label}: {HEADLINE_METRIC.description} A triangle marks its emergence.'
-    return make_line_figure(
-        'curves', 'Sink and loss', f'{sink_sentence} loss: {loss_sentence}', [sink_panel, loss_panel]
-    )
-
-
-def describe_emergence(run_index: int, run: RunResult, emergence: tuple[int | None, int]) -> dict:
-    steps, rates = run.get_curve(HEADLINE_METRIC.name)
-    text = merge_emergence([emergence]).format_sentence()
-    if first_head := run.find_first_head():
-        text += ', layer {} head {} first'.format(*first_head)
-    _, end_step = emergence
-    return dict(run=run_index, x=end_step, y=rates[steps.index(end_step)], text=text)
+    sentence = f'{HEADLINE_METRIC.label}: {HEADLINE_METRIC.description} loss: {loss_sentence}'
+    return make_line_figure('curves', 'Sink and loss', sentence, [sink_panel, loss_panel])
 
 
 def make_lines(run_groups: list[RunGroup], name: str) -> list[dict]:
-    """Make the lines of a metric over steps.
+    """Make the lines of a metric over steps, as `make_curves` does, with a limited number of points."""
+    lines = make_curves(run_groups, lambda run: run.get_curve(name))
+    for line in lines:
+        kept = select_extremes(line['y'], MAX_POINTS)
+        line |= {axis: line[axis][kept] for axis in ('x', 'y', 'sd') if axis in line}
+    return lines
+
+
+def make_curves(run_groups: list[RunGroup], get_curve: Callable[[RunResult], tuple[list[int], Any]]) -> list[dict]:
+    """Make the lines of runs over steps.
+
+    Args:
+        run_groups: The groups of runs.
+        get_curve: Function that returns the steps of a run and its values there, numbers or arrays.
 
     Returns:
-        A line for each run that has the metric and, if several counted runs of a group have common steps, their mean
+        A line for each run that has values and, if several counted runs of a group have common steps, their mean
         with its sample standard deviation. The kind of a run's line is `member` next to a mean and `only` otherwise.
     """
-    max_points = int(np.clip(MAX_TOTAL_POINTS // len(list_runs(run_groups)), MIN_POINTS, MAX_POINTS))
     lines = []
     run_index = 0
     for group_index, run_group in enumerate(run_groups):
-        mean_curve = compute_mean_curve(run_group.counted_runs, name)
-        kind = 'member' if mean_curve else 'only'
+        curves = [dict(zip(*get_curve(run), strict=True)) for run in run_group.counted_runs]
+        curves = [curve for curve in curves if curve]
+        mean_steps = sorted(set.intersection(*map(set, curves))) if len(curves) > 1 else []
+        kind = 'member' if mean_steps else 'only'
         for run in run_group.runs:
-            steps, values = run.get_curve(name)
+            steps, values = get_curve(run)
             if steps:
-                x = np.asarray(steps, np.int32)
-                y = np.asarray(values, np.float32)
-                kept = select_extremes(y, max_points)
-                lines.append(dict(kind=kind, group=group_index, run=run_index, x=x[kept], y=y[kept]))
+                lines.append(
+                    dict(kind=kind, group=group_index, run=run_index, x=np.int32(steps), y=np.float32(values))
+                )
             run_index += 1
-        if mean_curve:
-            kept = select_evenly(len(mean_curve[0]), max_points)
-            x = np.asarray(mean_curve[0], np.int32)[kept]
-            y = np.asarray(mean_curve[1], np.float32)[kept]
-            sd = np.asarray(mean_curve[2], np.float32)[kept]
-            num_runs = len(run_group.counted_runs)
-            lines.append(dict(kind='mean', group=group_index, run=None, n=num_runs, x=x, y=y, sd=sd))
+        if mean_steps:
+            values = np.array([[curve[step] for step in mean_steps] for curve in curves])
+            mean = dict(y=np.float32(values.mean(0)), sd=np.float32(values.std(0, ddof=1)))
+            lines.append(
+                dict(kind='mean', group=group_index, run=None, n=len(curves), x=np.int32(mean_steps), **mean)
+            )
     return lines
 
 
@@ -149,36 +135,10 @@ def select_extremes(values: np.ndarray, max_points: int) -> list[int]:
     if len(values) <= max_points:
         return list(range(len(values)))
     indices = {0, len(values) - 1}
-    start = 0
-    for part in np.array_split(np.asarray(values), max_points // 2 - 1):
-        indices |= {start + int(part.argmin()), start + int(part.argmax())}
-        start += len(part)
+    for part in np.array_split(np.arange(len(values)), max_points // 2 - 1):
+        part_values = np.asarray(values)[part]
+        indices |= {int(part[part_values.argmin()]), int(part[part_values.argmax()])}
     return sorted(indices)
-
-
-def make_metric_menu_figure(run_groups: list[RunGroup]) -> Figure | None:
-    """Make the figure with a menu of the recorded metrics.
-
-    With more than MAX_RUNS_WITH_LOSSES runs, only metrics of the run table and the validation loss are listed.
-    """
-    runs = list_runs(run_groups)
-    names = dict.fromkeys(name for run in runs for name in run.curves)
-    infos = {info.name: info for info in (*TRAIN_INFOS, VALID_LOSS) if info.name in names}
-    infos |= {name: info for name in names if (info := find_recorded_info(name))}
-    panels = [
-        make_panel(info, make_lines(run_groups, name))
-        for name, info in infos.items()
-        if len(runs) <= MAX_RUNS_WITH_LOSSES or info.in_table or info is VALID_LOSS
-    ]
-    return make_line_figure('metrics', 'Any metric over steps', 'Choose a metric.', panels, kind='menu')
-
-
-def find_recorded_info(name: str) -> MetricInfo | None:
-    """Find the MetricInfo of a recorded name; NAME/context is NAME over the whole training windows."""
-    info = registry.find_metric_info(name.removesuffix('/context'))
-    if info and name.endswith('/context'):
-        return MetricInfo(name, f'{info.label}, whole context', info.description, info.unit, info.digits)
-    return info
 
 
 def make_axis_figure(axis: SweepAxis, rows: list[dict]) -> Figure | None:
@@ -190,7 +150,7 @@ def make_axis_figure(axis: SweepAxis, rows: list[dict]) -> Figure | None:
     )
     panels = [
         make_panel(info, make_axis_lines(axis, rows, info.name), 'sweep', axis.name) | dict(tick_labels=axis.labels)
-        for info in (HEADLINE_METRIC, VALID_LOSS, EMERGENCE_AXIS_INFO)
+        for info in (HEADLINE_METRIC, VALID_LOSS, EMERGENCE_INFO)
     ]
     return make_line_figure(f'along-{axis.field}', f'Along {axis.name}', sentence, panels)
 
@@ -199,107 +159,83 @@ def make_axis_lines(axis: SweepAxis, rows: list[dict], metric_name: str) -> list
     """Make the lines of our means of a metric along an axis, and those of the published values."""
     lines = []
     for axis_line in axis.lines:
-        own_points, published_points = [], []
-        for tick, group in axis_line:
-            if stats := rows[group]['ours'].get(metric_name):
-                own_points.append((group, tick, stats['mean'], stats['sd'] or 0))
-            if metric_name in rows[group]['published']:
-                published_points.append((group, tick, rows[group]['published'][metric_name], 0))
-        for kind, points in (('points', own_points), ('published', published_points)):
-            if points:
-                groups, ticks, values, sds = zip(*points, strict=True)
-                x = np.int32(ticks)
-                y = np.float32(values)
-                sd = np.float32(sds)
-                lines.append(dict(kind=kind, groups=list(groups), x=x, y=y, sd=sd))
+        points = [(group, tick, rows[group]['ours'].get(metric_name)) for tick, group in axis_line]
+        published = [(group, tick, rows[group]['published'].get(metric_name)) for tick, group in axis_line]
+        own_points = [(group, tick, stats['mean'], stats['sd'] or 0) for group, tick, stats in points if stats]
+        published_points = [(group, tick, value, 0) for group, tick, value in published if value is not None]
+        for kind, shown_points in (('points', own_points), ('published', published_points)):
+            if shown_points:
+                groups, ticks, values, sds = zip(*shown_points, strict=True)
+                arrays = dict(x=np.int32(ticks), y=np.float32(values), sd=np.float32(sds))
+                lines.append(dict(kind=kind, groups=list(groups), **arrays))
     return lines
 
 
 def make_ratios_figure(run_groups: list[RunGroup], figure_spec: FigureSpec) -> Figure | None:
-    """Make the figure of a ratio by block, with the values of each probe.
-
-    A line has the values y of all blocks at each of its `steps`. The kinds are those of `make_lines`; a mean has the
-    probes that all counted runs of the group have.
-    """
-    lines = []
-    run_index = 0
-    for group_index, run_group in enumerate(run_groups):
-        counted = [run for run in run_group.counted_runs if run.has_figure(figure_spec)]
-        mean_steps = sorted(set.intersection(*(set(run.probe_steps) for run in counted))) if len(counted) > 1 else []
-        kind = 'member' if mean_steps else 'only'
-        for run in run_group.runs:
-            if run.has_figure(figure_spec):
-                ratio_NL = run.probe_values[figure_spec.name]
-                lines.append(
-                    make_block_line(ratio_NL, kind=kind, group=group_index, run=run_index, steps=run.probe_steps)
-                )
-            run_index += 1
-        if mean_steps:
-            ratios = [
-                run.probe_values[figure_spec.name][[run.probe_steps.index(step) for step in mean_steps]]
-                for run in counted
-            ]
-            mean_NL = np.mean(ratios, axis=0)
-            count = len(counted)
-            lines.append(
-                make_block_line(mean_NL, kind='mean', group=group_index, run=None, n=count, steps=mean_steps)
-            )
+    """Make the figure of a ratio by block; a line has the values y of all blocks at each of its `steps`."""
+    lines = make_curves(run_groups, lambda run: run.get_probe_curve(figure_spec))
+    for line in lines:
+        ratio_NL = line['y']
+        line |= dict(
+            steps=line['x'].tolist(), x=np.arange(1, ratio_NL.shape[1] + 1, dtype=np.int32), y=ratio_NL.ravel()
+        )
+        line.pop('sd', None)
     info = MetricInfo(figure_spec.name, figure_spec.label, figure_spec.caption, digits=2)
     panel = make_panel(info, lines, 'blocks', 'block') | dict(reference_value=1)
     return make_line_figure(figure_spec.name, figure_spec.title, figure_spec.caption, [panel])
 
 
-def make_block_line(ratio_NL: np.ndarray, **fields: Any) -> dict:
-    blocks = ratio_NL.shape[1]
-    return dict(x=np.arange(1, blocks + 1, dtype=np.int32), y=np.float32(ratio_NL).ravel(), **fields)
-
-
-def make_head_maps(run_groups: list[RunGroup], figure_spec: FigureSpec) -> Figure:
-    """Make the figure with a map of all layers and heads for each run.
+def make_head_maps(run_groups: list[RunGroup], figure_spec: FigureSpec) -> Figure | None:
+    """Make the figure with a map of all layers and heads for each run; None if no run has one.
 
     Each run gets an equal share of MAX_MAP_VALUES, which limits its number of probes.
     """
-    drawn_runs = {index: run for index, run in enumerate(list_runs(run_groups)) if run.has_figure(figure_spec)}
-    scale = compute_scale(figure_spec, [run.probe_values[figure_spec.name] for run in drawn_runs.values()])
+    curves = {index: run.get_probe_curve(figure_spec) for index, run in enumerate(list_runs(run_groups))}
+    drawn_curves = {index: curve for index, curve in curves.items() if curve[0]}
+    if not drawn_curves:
+        return None
+    scale = compute_scale(figure_spec, [values_NLH for _, values_NLH in drawn_curves.values()])
     maps = []
-    for index, run in drawn_runs.items():
-        values_NLH = run.probe_values[figure_spec.name]
-        max_probes = max(1, MAX_MAP_VALUES // len(drawn_runs) // values_NLH[0].size)
-        probes = select_evenly(len(values_NLH), max_probes)
+    for index, (steps, values_NLH) in drawn_curves.items():
         _, layers, heads = values_NLH.shape
+        probes = select_evenly(len(steps), max(1, MAX_MAP_VALUES // len(drawn_curves) // (layers * heads)))
         maps.append(
             dict(
                 run=index,
                 rows=layers,
                 columns=heads,
                 first_column=1,
-                steps=[run.probe_steps[probe] for probe in probes],
+                steps=[steps[probe] for probe in probes],
                 values=quantize(values_NLH[probes], *scale, np.uint16),
             )
         )
     return make_map_figure(figure_spec, scale, maps, row_name='layer', column_name='head')
 
 
-def make_matrix_maps(run_groups: list[RunGroup], figure_spec: FigureSpec) -> Figure:
-    """Make the figure with attention matrices of the strongest heads of the first MAX_MATRIX_RUNS runs.
+def make_matrix_maps(run_groups: list[RunGroup], figure_spec: FigureSpec) -> Figure | None:
+    """Make the figure with attention matrices of the strongest heads of the first MAX_MATRIX_RUNS runs, or None.
 
     Each run gets an equal share of MAX_MATRIX_VALUES, which limits its heads first and then its probes. The last
     probe is always included.
     """
-    runs = list_runs(run_groups)
-    drawn_indices = [index for index, run in enumerate(runs) if run.has_figure(figure_spec)][:MAX_MATRIX_RUNS]
+    probed_runs = [
+        (index, run) for index, run in enumerate(list_runs(run_groups)) if HEADLINE_FIGURE.name in run.probe_values
+    ]
     scale = (0.0, figure_spec.scale_max or 1.0)
     maps = []
-    for index in drawn_indices:
-        run = runs[index]
+    for index, run in probed_runs[:MAX_MATRIX_RUNS]:
         last_LHTS = run.load_matrices(figure_spec)
+        if last_LHTS is None:
+            continue
         *_, queries, keys = last_LHTS.shape
-        max_matrices = MAX_MATRIX_VALUES // len(drawn_indices) // (queries * keys)
+        max_matrices = MAX_MATRIX_VALUES // min(MAX_MATRIX_RUNS, len(probed_runs)) // (queries * keys)
         heads = run.find_strongest_heads(int(np.clip(max_matrices, MIN_MATRIX_HEADS, MAX_MATRIX_HEADS)))
-        probes = select_evenly(len(run.probe_steps), max(1, max_matrices // len(heads)))
-        matrices = [run.load_matrices(figure_spec, probe) for probe in probes[:-1]] + [last_LHTS]
+        matrices = {}
+        for probe in select_evenly(len(run.probe_steps), max(1, max_matrices // len(heads))):
+            if (probe_LHTS := run.load_matrices(figure_spec, probe)) is not None:
+                matrices[run.probe_steps[probe]] = probe_LHTS
         for layer, head in heads:
-            levels = quantize(np.stack([matrices_LHTS[layer, head] for matrices_LHTS in matrices]), *scale, np.uint8)
+            matrix_NTS = np.stack([probe_LHTS[layer, head] for probe_LHTS in matrices.values()])
             maps.append(
                 dict(
                     run=index,
@@ -308,11 +244,11 @@ def make_matrix_maps(run_groups: list[RunGroup], figure_spec: FigureSpec) -> Fig
                     rows=queries,
                     columns=keys,
                     first_column=1 - (keys - queries),
-                    steps=[run.probe_steps[probe] for probe in probes],
-                    values=levels,
+                    steps=list(matrices),
+                    values=quantize(matrix_NTS, *scale, np.uint8),
                 )
             )
-    return make_map_figure(figure_spec, scale, maps, row_name='query', column_name='key')
+    return make_map_figure(figure_spec, scale, maps, row_name='query', column_name='key') if maps else None
 
 
 def make_map_figure(

@@ -1,79 +1,58 @@
 """The HTML report (report.html): one file that needs no network.
 
-The scripts of assets/ draw the figures. Plotly would add 4.6 MB to each page, has a separate slider for each figure
-and does not support screen readers. Tables and titles are plain HTML, so they are visible without JavaScript.
+assets/page.html is its template, and the scripts of assets/ draw the figures. Plotly would add 4.6 MB to each page,
+has a separate slider for each figure and does not support screen readers. Tables and titles are plain HTML, so they
+are visible without JavaScript.
 """
 
 import base64
 import gzip
 import html
 import json
+import string
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 
 from sinklab.errors import format_names
-from sinklab.report import claims, summary_table, sweep_table
+from sinklab.report import summary_table, sweep_table
 from sinklab.report.figures import Figure, list_runs, make_figures
 from sinklab.report.run_groups import RunGroup, group_runs, make_group_table
 from sinklab.report.runs import RUN_METRIC_INFOS, RunResult
-from sinklab.storage.files import atomic_write
+from sinklab.storage.files import write_text
 
 ASSETS_DIR = Path(__file__).parent / 'assets'
 SCRIPTS = ('utils.js', 'colours.js', 'lines.js', 'panels.js', 'maps.js', 'controls.js', 'main.js')
-ALIGNMENT_BYTES = 4
 TEXT_KEYS = ('title', 'sentence')  # of figures; they are written as HTML
 EMPTY_CELLS = ('', '-')
 MAX_OPEN_RUNS = 12  # with more runs, the table by run is collapsed at first
-CONTENT_SECURITY_POLICY = (
-    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; img-src data: blob:"
-)
 ROWS_SENTENCE = (
-    'Results as mean ± sample standard deviation over seeds, and published values of other models in parentheses. '
-    'The direction compares the difference from the first row with the published one.'
-)
-LIMITS_SENTENCE = (
-    'Long curves are drawn by the smallest and largest value of equal parts. Of many probes, the figures contain '
-    'evenly spaced ones, and attention matrices are those of the strongest heads of at most 24 runs.'
+    'Results as mean ± sample standard deviation over seeds, and published values of other models in parentheses.'
 )
 
 
-def write_report_page(path: Path, runs: list[RunResult], claim_entries: Sequence[dict] = ()) -> None:
+def write_report_page(path: Path, runs: list[RunResult]) -> None:
     """Write the HTML report of runs, replacing the file atomically.
 
     Args:
         path: The HTML file.
         runs: At least one run.
-        claim_entries: The entries of `claims.make_claims_table`; empty if the runs do not belong to claims.
     """
     run_groups = group_runs(runs)
     rows = make_group_table(run_groups)
-    with atomic_write(path) as unfinished:
-        page = render_page(run_groups, rows, make_figures(run_groups, rows), claim_entries)
-        unfinished.write_text(page, encoding='utf-8')
+    write_text(path, render_page(run_groups, rows, make_figures(run_groups, rows)))
 
 
-def render_page(
-    run_groups: list[RunGroup], rows: list[dict], figures: list[Figure], claim_entries: Sequence[dict] = ()
-) -> str:
+def render_page(run_groups: list[RunGroup], rows: list[dict], figures: list[Figure]) -> str:
     """Render the HTML document with its tables, figures, styles and scripts."""
-    title = html.escape(f'Attention sinks: {format_names([run_group.name for run_group in run_groups])}')
-    body = [
-        f'<h1>{title}</h1>',
-        f'<p><strong>{html.escape(sweep_table.format_headline(rows))}</strong></p>',
-        '<noscript><p>The figures need JavaScript; the tables do not.</p></noscript>',
-        read_asset('controls.html'),
-        f'<main>{render_claims_table(claim_entries)}{render_rows_table(rows)}{render_runs_table(run_groups)}',
-        f'{"".join(map(render_figure, figures))}<p class="note">{LIMITS_SENTENCE}</p></main>',
-        f'<script type="application/octet-stream" id="payload">{pack_figures(run_groups, figures)}</script>',
-        f'<script>"use strict";{"".join(map(read_asset, SCRIPTS))}</script>',
-    ]
-    return (
-        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
-        '<meta name="viewport" content="width=device-width, initial-scale=1">'
-        f'<meta http-equiv="Content-Security-Policy" content="{CONTENT_SECURITY_POLICY}">'
-        f'<title>{title}</title><style>{read_asset("page.css")}</style></head><body>{"".join(body)}</body></html>'
+    return string.Template(read_asset('page.html')).substitute(
+        title=html.escape(f'Attention sinks: {format_names([run_group.name for run_group in run_groups])}'),
+        style=read_asset('page.css'),
+        tables=render_rows_table(rows) + render_runs_table(run_groups),
+        figures=''.join(map(render_figure, figures)),
+        payload=pack_figures(run_groups, figures),
+        scripts=''.join(map(read_asset, SCRIPTS)),
     )
 
 
@@ -82,39 +61,24 @@ def read_asset(name: str) -> str:
 
 
 def pack_figures(run_groups: list[RunGroup], figures: list[Figure]) -> str:
-    """Pack the figures as gzip-compressed base64 text, which assets/main.js unpacks.
+    """Pack the figures as JSON, compressed by gzip, in base64, which assets/main.js unpacks.
 
-    The packed bytes are the length of a JSON header (four bytes, little-endian), the header padded to a multiple of
-    four bytes, and the distinct arrays, also padded. In the header, an array is [dtype, byte offset, number of
-    elements].
+    An array in the JSON is [dtype, its bytes in base64].
     """
-    offsets: dict[bytes, int] = {}
-    num_bytes = 0
 
-    def add_array(array: np.ndarray) -> list:
-        nonlocal num_bytes
-        data = pad_to_alignment(array.tobytes())
-        if data not in offsets:
-            offsets[data] = num_bytes
-            num_bytes += len(data)
-        return [array.dtype.str[1:], offsets[data], array.size]
+    def encode_array(array: np.ndarray) -> list[str]:
+        return [array.dtype.str[1:], base64.b64encode(array.tobytes()).decode()]
 
     runs = list_runs(run_groups)
     group_names = [run_group.name for run_group in run_groups]
-    header = dict(
+    content = dict(
         steps=sorted({step for run in runs for step in run.probe_steps}),
         groups=[dict(name=name) for name in group_names],
         runs=[dict(name=run.name, group=group_names.index(run.group_name)) for run in runs],
         figures=[{key: value for key, value in figure.items() if key not in TEXT_KEYS} for figure in figures],
     )
-    header_text = json.dumps(header, allow_nan=False, separators=(',', ':'), default=add_array)
-    header_bytes = pad_to_alignment(header_text.encode())
-    content = len(header_bytes).to_bytes(ALIGNMENT_BYTES, 'little') + header_bytes + b''.join(offsets)
-    return base64.b64encode(gzip.compress(content, 6, mtime=0)).decode()
-
-
-def pad_to_alignment(data: bytes) -> bytes:
-    return data + b' ' * (-len(data) % ALIGNMENT_BYTES)
+    text = json.dumps(content, allow_nan=False, separators=(',', ':'), default=encode_array)
+    return base64.b64encode(gzip.compress(text.encode(), 6, mtime=0)).decode()
 
 
 def render_figure(figure: Figure) -> str:
@@ -126,28 +90,16 @@ def render_figure(figure: Figure) -> str:
     )
 
 
-def render_claims_table(entries: Sequence[dict]) -> str:
-    if not entries:
-        return ''
-    table_rows = [
-        (None, [f'{entry["claim"]}: {entry["statement"]}', *claims.format_claim_cells(entry)[1:]])
-        for entry in entries
-    ]
-    sentence = f'{claims.INTERVAL_NOTE}. {claims.format_sign_test(entries)}'
-    return render_table('claims', 'Claims', sentence, claims.CLAIM_HEADINGS, table_rows)
-
-
 def render_rows_table(rows: list[dict]) -> str:
-    spans = {row['row']: row['span'] for row in rows if row['span']}
-    headings, lines = sweep_table.format_table_cells(rows, spans)
-    table_rows = [(index, [*cells, rows[index]['direction']]) for index, cells in enumerate(lines)]
-    return render_table('rows', 'By row', ROWS_SENTENCE, [*headings, 'direction'], table_rows)
+    headings, lines = sweep_table.format_table_cells(rows)
+    return render_table('rows', 'By row', ROWS_SENTENCE, headings, list(enumerate(lines)))
 
 
 def render_runs_table(run_groups: list[RunGroup]) -> str:
     table_rows, notes = [], []
     for group_index, run_group in enumerate(run_groups):
-        for run, entry in zip(run_group.runs, summary_table.make_run_table(run_group.runs), strict=True):
+        for run in run_group.runs:
+            entry = summary_table.make_run_row(run)
             table_rows.append((group_index, summary_table.format_run_cells(entry)))
             notes += [f'{run.name}: {note}' for note in (*run.notes, entry['message']) if note]
     table = render_table('runs', '', '', summary_table.RUN_HEADINGS, table_rows)
@@ -157,7 +109,7 @@ def render_runs_table(run_groups: list[RunGroup]) -> str:
 
 
 def render_table(
-    name: str, title: str, sentence: str, headings: Sequence[str], table_rows: list[tuple[int | None, list]]
+    name: str, title: str, sentence: str, headings: Sequence[str], table_rows: list[tuple[int, list]]
 ) -> str:
     """Render an HTML table in a scrollable frame, without its empty columns.
 
@@ -166,7 +118,7 @@ def render_table(
         title: The title, or an empty string for neither title nor sentence.
         sentence: The paragraph under the title.
         headings: The headings of the columns.
-        table_rows: (index of the run group or None, cells) of each row.
+        table_rows: (index of the run group, cells) of each row.
     """
     shown = [
         column
@@ -179,8 +131,8 @@ def render_table(
         meaning = html.escape(meanings.get(headings[column].partition(' (')[0], ''))
         head_html += f'<th scope="col" title="{meaning}">{html.escape(headings[column])}</th>'
     for group_index, cells in table_rows:
-        attribute = '' if group_index is None else f' data-group="{group_index}"'
-        body_html += f'<tr{attribute}>{"".join(render_cell(column, cells[column]) for column in shown)}</tr>'
+        cells_html = ''.join(render_cell(column, cells[column]) for column in shown)
+        body_html += f'<tr data-group="{group_index}">{cells_html}</tr>'
     title_html = f'<h2>{html.escape(title)}</h2><p>{html.escape(sentence)}</p>' if title else ''
     return (
         f'<section class="table" id="table-{name}">{title_html}<div class="scroll" tabindex="0" role="region" '

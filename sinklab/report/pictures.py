@@ -25,7 +25,7 @@ FONT_OPTIONS = {'svg.fonttype': 'none', 'pdf.fonttype': 42}  # keep text as text
 
 
 def write_pictures(folder: Path, runs: list[RunResult], formats: Sequence[str] = ('png',)) -> list[Path]:
-    """Write the figures of lines as image files, without the menu of all metrics; return their paths.
+    """Write the figures of lines as image files; return their paths.
 
     Args:
         folder: The folder for the files.
@@ -37,8 +37,6 @@ def write_pictures(folder: Path, runs: list[RunResult], formats: Sequence[str] =
     paths = []
     with plt.rc_context(FONT_OPTIONS | FIGURE_RC_PARAMS):
         for figure in make_figures(run_groups, make_group_table(run_groups), with_maps=False):
-            if figure['kind'] == 'menu':
-                continue
             drawn = draw_lines(figure, run_groups)
             for extension in formats:
                 paths.append(folder / f'{quote_file_name(figure["name"])}.{extension}')

@@ -3,16 +3,10 @@
 import dataclasses
 import json
 
-import numpy as np
-
-from sinklab.metrics.registry import HEADLINE_METRIC
 from sinklab.report import sweep_table
 from sinklab.report.runs import RunResult, drop_seed_fields, format_config_value
 
 EXCLUDED_OUTCOMES = ('diverged', 'refused')  # the metrics of runs with these outcomes are no results
-AXIS_METRICS = (HEADLINE_METRIC.name, sweep_table.LOSS_METRIC, sweep_table.EMERGENCE_METRIC)
-# A None in one of these fields hides no token, so its effective value is that of the second field.
-FALLBACK_FIELDS = {'model.mask.window': 'data.length', 'model.mask.block': 'data.length'}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,8 +19,7 @@ class RunGroup:
     @property
     def row_info(self) -> dict:
         """The content of row.json, with the name of the group as its row."""
-        row_info = self.runs[0].row_info
-        return {'source': '', **row_info, 'row': self.name, 'published': row_info.get('published') or {}}
+        return self.runs[0].row_info | {'row': self.name}
 
     @property
     def counted_runs(self) -> list[RunResult]:
@@ -36,43 +29,33 @@ class RunGroup:
 
 
 def group_runs(runs: list[RunResult]) -> list[RunGroup]:
-    """Group runs by their group name, with the baseline first and the others in the given order.
+    """Group runs by their group name, with the baseline first.
 
     The baseline is the first group that is no warm start and whose row changes nothing in the default config of its
-    table.
+    table; other groups of that kind follow it, and then the rest, in the given order.
     """
     run_groups = [
         RunGroup(name, [run for run in runs if run.group_name == name])
         for name in dict.fromkeys(run.group_name for run in runs)
     ]
-    unchanged = [
-        run_group
-        for run_group in run_groups
-        if run_group.row_info.get('diff') == {} and not run_group.row_info.get('from')
-    ]
-    baseline = (unchanged or run_groups)[0]
-    return [baseline, *(run_group for run_group in run_groups if run_group is not baseline)]
+    return sorted(run_groups, key=is_changed)
+
+
+def is_changed(run_group: RunGroup) -> bool:
+    return run_group.row_info.get('diff') != {} or bool(run_group.row_info.get('from'))
 
 
 def make_group_table(run_groups: list[RunGroup]) -> list[dict]:
-    """Make the entries of the sweep table for groups of runs.
-
-    Each entry also has `direction`, as `sweep_table.compare_direction` returns it, and `span`, the EmergenceSpan of
-    the group, or None without a probe.
-    """
-    results = list(map(make_row_result, run_groups))
-    spans = sweep_table.compute_spans(results)
-    rows = sweep_table.make_sweep_table(results)
-    return [
-        row | dict(direction=sweep_table.compare_direction(row, rows[0]), span=spans.get(row['row'])) for row in rows
-    ]
+    """Make the entries of `sweep_table.make_sweep_table` for groups of runs, the first of which is the baseline."""
+    return sweep_table.make_sweep_table(list(map(make_row_result, run_groups)))
 
 
 def make_row_result(run_group: RunGroup) -> sweep_table.RowResult:
     """Return the results of a group by seed, or by the name of the run if the seed is unknown or repeated."""
     seeds = [run.seed for run in run_group.runs]
-    seeds_or_names = {run.name: run.seed if seeds.count(run.seed) == 1 else run.name for run in run_group.runs}
-    keys = {name: name if key is None else key for name, key in seeds_or_names.items()}
+    keys = {
+        run.name: run.name if run.seed is None or seeds.count(run.seed) > 1 else run.seed for run in run_group.runs
+    }
     return sweep_table.RowResult(
         run_group.row_info,
         outcomes={keys[run.name]: run.outcome for run in run_group.runs},
@@ -82,23 +65,6 @@ def make_row_result(run_group: RunGroup) -> sweep_table.RowResult:
             for run in run_group.counted_runs
         },
     )
-
-
-def compute_mean_curve(runs: list[RunResult], metric_name: str) -> tuple[list[int], np.ndarray, np.ndarray] | None:
-    """Compute the mean curve of a metric over several runs.
-
-    Returns:
-        The steps at which all runs recorded the metric, the mean and the sample standard deviation at each of them.
-        None for fewer than two runs, or without a common step.
-    """
-    if len(runs) < 2:
-        return None
-    curves = [dict(zip(*run.get_curve(metric_name), strict=True)) for run in runs]
-    steps = sorted(set.intersection(*map(set, curves)))
-    if not steps:
-        return None
-    values = np.array([[curve[step] for step in steps] for curve in curves])
-    return steps, values.mean(0), values.std(0, ddof=1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,27 +101,27 @@ def find_axes(run_groups: list[RunGroup], rows: list[dict]) -> list[SweepAxis]:
     configs = {
         index: drop_seed_fields(run_group.runs[0].config)
         for index, (run_group, row) in enumerate(zip(run_groups, rows, strict=True))
-        if not run_group.row_info.get('from') and any(name in row['ours'] for name in AXIS_METRICS)
+        if not run_group.row_info.get('from') and row['ours']
     }
     fields = dict.fromkeys(name for config in configs.values() for name in config)
-    axes = [make_axis(field, configs) for field in fields if is_numeric_field(field, configs)]
+    axes = [make_axis(field, configs) for field in fields]
     return sorted(filter(None, axes), key=lambda axis: -sum(map(len, axis.lines)))
 
 
-def is_numeric_field(field: str, configs: dict[int, dict]) -> bool:
-    """Return whether a field differs between configs and all its values are numbers or None."""
+def make_axis(field: str, configs: dict[int, dict]) -> SweepAxis | None:
+    """Make the axis of a field from the configs of groups by index; None if no two groups differ in it alone.
+
+    A field that has a value other than numbers and None has no axis.
+    """
     values = [config.get(field) for config in configs.values()]
     are_numbers = all(value is None or type(value) in (int, float) for value in values)
-    return are_numbers and len(set(map(str, values))) > 1
-
-
-def make_axis(field: str, configs: dict[int, dict]) -> SweepAxis | None:
-    """Make the axis of a field from the configs of groups by index; None if no two groups differ in it alone."""
+    if not are_numbers or len(set(map(str, values))) < 2:
+        return None
     groups: dict[str, list[tuple]] = {}
     for index, config in configs.items():
         if field in config:
             rest_key = json.dumps({name: value for name, value in config.items() if name != field}, sort_keys=True)
-            value = config.get(FALLBACK_FIELDS.get(field, '')) if config[field] is None else config[field]
+            value = config[field]
             groups.setdefault(rest_key, []).append(((value is None, value or 0), format_config_value(value), index))
     lines = [sorted(group) for group in groups.values() if len({label for _, label, _ in group}) > 1]
     if not lines:

@@ -15,7 +15,7 @@ from sinklab.metrics.metric import FigureSpec, MetricInfo
 from sinklab.metrics.sink import SINK_THRESHOLD
 from sinklab.run_dir import RunDir
 from sinklab.run_ref import format_parent, format_run_ref
-from sinklab.storage.files import DamagedFileError, read_arrays, warn_once
+from sinklab.storage.files import read_arrays
 
 DELETE_REMEDY = 'delete it to omit it from the report'
 MAX_FILES = 1600  # probe files read from all runs together
@@ -98,60 +98,36 @@ class RunResult:
 
     def find_strongest_heads(self, num_heads: int) -> list[tuple[int, int]]:
         """Find (layer, head), from 0, of the heads with the largest alpha_1 in the last probe, in that order."""
-        if not self.probe_steps:
-            return []
         alpha_LH = self.probe_values[registry.HEADLINE_FIGURE.name][-1]
         order = np.argsort(-alpha_LH, axis=None)[:num_heads]
         return [(int(layer), int(head)) for layer, head in zip(*np.unravel_index(order, alpha_LH.shape), strict=True)]
 
-    def has_figure(self, figure_spec: FigureSpec) -> bool:
-        """Return whether the probes of the run have the array of a figure."""
-        if figure_spec.kind != 'matrices':
-            return figure_spec.name in self.probe_values
-        return figure_spec.array_name in self.last_probe_array_names
+    def get_probe_curve(self, figure_spec: FigureSpec) -> tuple[list[int], np.ndarray]:
+        """Return the steps of the loaded probes and their values for a figure; no steps if the values are missing."""
+        values = self.probe_values.get(figure_spec.name)
+        return ([], np.zeros(0)) if values is None else (self.probe_steps, values)
 
-    @functools.cached_property
-    def last_probe_array_names(self) -> list[str]:
-        """The names of the arrays in the file of the last loaded probe; [] without a probe."""
-        if not self.probe_steps:
-            return []
-        path = self.run_dir.get_probe_path(self.probe_steps[-1])
-        with path.open('rb') as file, np.load(file, allow_pickle=False) as archive:
-            return archive.files
-
-    def load_matrices(self, figure_spec: FigureSpec, index: int = -1) -> np.ndarray:
-        """Read the attention matrices LHTS of a figure of kind `matrices` from the probe with an index."""
+    def load_matrices(self, figure_spec: FigureSpec, index: int = -1) -> np.ndarray | None:
+        """Read the attention matrices LHTS of a figure from the probe with an index; None if it has none."""
         path = self.run_dir.get_probe_path(self.probe_steps[index])
         arrays = read_arrays(path, [figure_spec.array_name], DELETE_REMEDY)
-        return figure_spec.transform(arrays[figure_spec.array_name])
+        return figure_spec.transform(arrays[figure_spec.array_name]) if arrays else None
 
 
 def read_runs(paths: list[str]) -> list[RunResult]:
     """Read the runs in the given folders.
 
     A run is named by its row. Config changes, the seed and the folder are added to the name if it is not unique.
-    If one of several runs has a damaged file, it is left out with a warning on stderr.
 
     Args:
         paths: At least one run folder; repeated paths count once.
 
     Raises:
-        DamagedFileError: The only run has a damaged file.
-        UserError: A folder holds no run, or each run has a damaged file.
+        UserError: A folder holds no run, or a file of a run is damaged.
     """
     run_dirs = [RunDir(path) for path in dict.fromkeys(paths)]
     max_probes = max(2, MAX_FILES // len(run_dirs))
-    loaded = []
-    for run_dir in run_dirs:
-        try:
-            loaded.append(load_run(run_dir, max_probes))
-        except DamagedFileError as error:
-            if len(run_dirs) == 1:
-                raise
-            warn_once(f'{error}; the report omits this run')
-    if not loaded:
-        raise UserError('each of these runs has a damaged file, see above; repair one of them')
-    return name_runs(loaded)
+    return name_runs([load_run(run_dir, max_probes) for run_dir in run_dirs])
 
 
 def load_run(run_dir: RunDir, max_probes: int) -> RunResult:
@@ -174,20 +150,23 @@ def load_run(run_dir: RunDir, max_probes: int) -> RunResult:
         config = flatten_dict(run_dir.read_json('config'))
     except FileNotFoundError:  # the run was stopped before it wrote one
         config = {}
-    records = run_dir.read_records()
+    try:
+        outcome_record = run_dir.read_json('outcome')
+    except FileNotFoundError:
+        outcome_record = dict(kind='unfinished')
     probe_files = run_dir.probe_files
     probe_paths = [probe_files[index] for index in select_evenly(len(probe_files), max_probes)]
     return RunResult(
         name=name,
         group_name=name,
-        records=records,
+        records=run_dir.read_records(),
         probe_steps=[int(path.stem) for path in probe_paths],
         probe_values=load_probe_values(probe_paths),
         run_dir=run_dir,
         notes=make_notes(run_dir),
         row_info=row_info | dict(published=row_info.get('published', {}), source=str(row_info.get('source') or '')),
         config=config,
-        outcome_record=read_outcome(run_dir, records),
+        outcome_record=outcome_record,
     )
 
 
@@ -206,17 +185,11 @@ def load_probe_values(paths: list[Path]) -> dict[str, np.ndarray]:
         one of the probes lacks its array.
 
     Raises:
-        DamagedFileError: A file is damaged, or its headline array has another shape than that of the first file.
+        DamagedFileError: A file is damaged.
     """
     figure_specs = [figure_spec for figure_spec in registry.FIGURES if figure_spec.kind != 'matrices']
     names = [figure_spec.array_name for figure_spec in figure_specs]
     probe_arrays = [read_arrays(path, names, DELETE_REMEDY) for path in paths]
-    for path, file_arrays in zip(paths, probe_arrays, strict=True):
-        name = registry.HEADLINE_FIGURE.array_name
-        if name not in file_arrays:
-            raise DamagedFileError(f'{path} has no {name}; {DELETE_REMEDY}')
-        if file_arrays[name].shape != probe_arrays[0][name].shape:
-            raise DamagedFileError(f'{path} belongs to another run than {paths[0]}; {DELETE_REMEDY}')
     return {
         figure_spec.name: np.stack(
             [figure_spec.transform(file_arrays[figure_spec.array_name]) for file_arrays in probe_arrays]
@@ -234,14 +207,6 @@ def make_notes(run_dir: RunDir) -> list[str]:
         if 'changes' in attempt
     ]
     return [*filter(None, ['; '.join(format_parent(run_dir.read_parent()))]), *changes]
-
-
-def read_outcome(run_dir: RunDir, records: list[dict]) -> dict:
-    """Read how the latest attempt ended; without outcome.json, the run is `unfinished`."""
-    try:
-        return dict(step=0, message='') | run_dir.read_json('outcome')
-    except FileNotFoundError:
-        return dict(kind='unfinished', step=records[-1]['step'] if records else 0, message='')
 
 
 def name_runs(runs: list[RunResult]) -> list[RunResult]:
@@ -278,15 +243,9 @@ def make_group_names(rows: list[str], configs: list[dict]) -> list[str]:
     for row, config in zip(rows, configs, strict=True):
         others = [other for name, other in zip(rows, configs, strict=True) if name == row]
         fields = [name for name in config if any(other.get(name) != config[name] for other in others)]
-        changes = [f'{shorten_field_name(name, fields)} {format_config_value(config[name])}' for name in fields]
+        changes = [f'{name} {format_config_value(config[name])}' for name in fields]
         group_names.append(', '.join([row, *changes]))
     return group_names
-
-
-def shorten_field_name(name: str, names: list[str]) -> str:
-    """Return the last part of a field name, or the whole name if another name has the same last part."""
-    last_part = name.rpartition('.')[2]
-    return last_part if [other.rpartition('.')[2] for other in names].count(last_part) == 1 else name
 
 
 def format_config_value(value: object) -> str:

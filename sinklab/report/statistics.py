@@ -171,12 +171,7 @@ def estimate_needed_seeds(
         assert interval is not None  # there are at least MIN_SAMPLES values
         return interval
 
-    seed_counts = range(len(values) + 1, MAX_SEEDS)
-    return next(
-        (
-            n
-            for n in seed_counts
-            if decide_verdict(predict_interval(n), mean, relation, min_difference) != 'unsettled'
-        ),
-        None,
-    )
+    for n in range(len(values) + 1, MAX_SEEDS):
+        if decide_verdict(predict_interval(n), mean, relation, min_difference) != 'unsettled':
+            return n
+    return None

@@ -3,10 +3,11 @@
 from collections.abc import Mapping, Sequence
 
 from sinklab.metrics import registry
-from sinklab.metrics.emergence import MIN_FINAL_RATE_PERCENT, find_emergence, merge_emergence
+from sinklab.metrics.emergence import MIN_FINAL_RATE_PERCENT, merge_emergence
 from sinklab.metrics.metric import MetricInfo
 from sinklab.metrics.registry import HEADLINE_METRIC
 from sinklab.report.runs import RUN_METRIC_INFOS, RunResult
+from sinklab.report.sweep_table import compute_run_metrics, get_emergence_steps
 
 RUN_HEADINGS = ('run', *(number.label for number in RUN_METRIC_INFOS), 'emerges (step)', 'first head', 'end')
 EXTRA_COLUMN_SENTENCES = {
@@ -30,27 +31,14 @@ def format_legend(headings: Sequence[str], metric_infos: Sequence[MetricInfo] = 
     labels = [heading.partition(' (')[0] for heading in headings]
     if HEADLINE_METRIC.label in labels and 'alpha_1' not in labels:
         labels.insert(labels.index(HEADLINE_METRIC.label) + 1, 'alpha_1')
-    return '; '.join(f'{name}: {lowercase_first_letter(sentences[name])}' for name in labels if name in sentences)
-
-
-def lowercase_first_letter(sentence: str) -> str:
-    """Return a sentence without its period and with a lowercase first letter, to follow a colon.
-
-    The first letter stays as it is if no lowercase letter follows, as in an abbreviation.
-    """
-    first, rest = sentence.rstrip('.')[:1], sentence.rstrip('.')[1:]
-    return (first.lower() if rest[:1].islower() else first) + rest
-
-
-def make_run_table(runs: list[RunResult]) -> list[dict]:
-    """Make a row for each run, with its metrics, emergence and outcome.
-
-    A metric that was never recorded is None, and `emergence` is None if the run has no sink.
-    """
-    return [make_run_row(run) for run in runs]
+    return '; '.join(f'{name}: {sentences[name].rstrip(".")}' for name in labels if name in sentences)
 
 
 def make_run_row(run: RunResult) -> dict:
+    """Make the row of a run, with its metrics, emergence and outcome.
+
+    A metric that was never recorded is None, and `emergence` is None if the run has no sink.
+    """
     emergence = None
     if run.emergence:
         start_step, end_step = run.emergence
@@ -69,18 +57,14 @@ def make_run_row(run: RunResult) -> dict:
 
 
 def format_run_cells(row: dict) -> list[str]:
-    """Format a row of `make_run_table` as cells under RUN_HEADINGS."""
+    """Format a row of `make_run_row` as cells under RUN_HEADINGS."""
     emergence = row['emergence']
-    head_text = '-'
-    span_text = '-' if row[HEADLINE_METRIC.name] is None else merge_emergence([None]).format_cell()
-    if emergence:
-        span_text = merge_emergence([(emergence['after'], emergence['at'])]).format_cell()
-        head_text = 'layer {} head {}'.format(*emergence['head']) if emergence['head'] else '-'
+    span = merge_emergence([emergence and (emergence['after'], emergence['at'])])
     return [
         row['run'],
         *('-' if row[info.name] is None else info.format_value(row[info.name]) for info in RUN_METRIC_INFOS),
-        span_text,
-        head_text,
+        '-' if row[HEADLINE_METRIC.name] is None else span.format_cell(),
+        'layer {} head {}'.format(*emergence['head']) if emergence and emergence['head'] else '-',
         row['outcome'] + ('' if row['probes'] else ', no probe'),
     ]
 
@@ -126,9 +110,7 @@ def describe_published(row: Mapping, headings: Sequence[str]) -> str:
 
 def describe_emergence(records: list[dict]) -> str:
     """Describe when the sink of a run emerges, in a few words."""
-    steps_and_rates = [
-        (record['step'], record[HEADLINE_METRIC.name]) for record in records if HEADLINE_METRIC.name in record
-    ]
-    if not steps_and_rates:
+    metrics = compute_run_metrics(records, None)
+    if HEADLINE_METRIC.name not in metrics:
         return 'no probe'
-    return merge_emergence([find_emergence(*zip(*steps_and_rates, strict=True))]).format_sentence()
+    return merge_emergence([get_emergence_steps(metrics)]).format_sentence()

@@ -2,13 +2,12 @@
 
 import dataclasses
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from sinklab.configs.publications import NOT_MEASURED
-from sinklab.metrics.emergence import EmergenceSpan, estimate_step, find_emergence, merge_emergence
+from sinklab.metrics.emergence import estimate_step, find_emergence, merge_emergence
 from sinklab.metrics.metric import MetricInfo, format_fixed
 from sinklab.metrics.registry import HEADLINE_METRIC, METRIC_INFOS, VALID_LOSS, find_metric_info
 from sinklab.report.statistics import compute_mean_interval
@@ -16,15 +15,13 @@ from sinklab.run_dir import RunDir
 
 COMPARED_METRICS = [number.name for number in METRIC_INFOS if number.in_sweep]
 LOSS_METRIC = VALID_LOSS.name
-MAX_NAMED_ROWS = 6
 EMERGENCE_METRIC = 'emergence/step'  # the midpoint between the two probes between which the sink of a run emerges
 # The steps of these two probes. The start is missing if the sink is there at the first probe.
 EMERGENCE_START_METRIC, EMERGENCE_END_METRIC = 'emergence/after', 'emergence/at'
-EMERGENCE_INFO = MetricInfo(EMERGENCE_METRIC, 'emerges', 'Step at which the sink emerges.', 'step')
+EMERGENCE_INFO = MetricInfo(EMERGENCE_METRIC, 'emerges', 'Step at which the sink emerges.', 'step', digits=0)
 # A run fails if its loss is above this fraction of log V. The highest published loss of a run that trains is
 # 0.50 log V, with a vocabulary of 50,432 ids.
 FAILING_LOSS_FRACTION = 0.6
-FAILED_OUTCOMES = {'diverged', 'failed'}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,25 +82,27 @@ def make_sweep_table(results: list[RowResult]) -> list[dict]:
 
     Returns:
         An entry for each row: the fields of `row_info`, `outcome` as text, `seeds` (the outcomes by seed), `reasons`,
-        `ours` ({metric: mean, sd and n}) and `difference` from the baseline (None for the baseline).
+        `ours` ({metric: mean, sd and n}), `difference` from the baseline (None for the baseline) and `span`, the
+        EmergenceSpan of all seeds (None without a probe).
     """
     baseline, *others = results
     return [make_row(baseline, None), *(make_row(result, baseline) for result in others)]
 
 
 def make_row(result: RowResult, baseline: RowResult | None) -> dict:
-    values_of_metric = {name: get_values(result, name) for name in list_compared_metrics(result)}
+    probed_runs = [metrics for metrics in result.metrics_by_seed.values() if HEADLINE_METRIC.name in metrics]
     return dict(
         result.row_info,
         outcome=format_outcome(list_outcomes(result), bool(result.row_info['published'].get('fails'))),
         seeds=result.outcomes,
         reasons=result.reasons,
         ours={
-            name: summarize_values(list(seed_values.values()))
-            for name, seed_values in values_of_metric.items()
-            if seed_values
+            name: summarize_values(list(values.values()))
+            for name in list_compared_metrics(result)
+            if (values := get_values(result, name))
         },
         difference=baseline and dict({'from': baseline.row_info['row']}, **compute_differences(result, baseline)),
+        span=merge_emergence(list(map(get_emergence_steps, probed_runs))) if probed_runs else None,
     )
 
 
@@ -131,28 +130,6 @@ def compute_differences(result: RowResult, baseline: RowResult) -> dict[str, dic
     return stats
 
 
-def compare_direction(row: dict, baseline: dict) -> str:
-    """Compare the sign of the difference in Sink_1 between a row and the baseline with the published sign.
-
-    Args:
-        row: An entry of `make_sweep_table`.
-        baseline: The first entry.
-
-    Returns:
-        `as published` or `opposite`, followed by `, one seed` if there is only one; `within the spread` if the mean
-        difference is at most its standard deviation over seeds; `no difference` if the difference of a single seed is
-        0; and an empty string if one of the differences is unknown or the published values are equal.
-    """
-    published = [item['published'].get(HEADLINE_METRIC.name) for item in (row, baseline)]
-    difference = (row['difference'] or {}).get(HEADLINE_METRIC.name)
-    if difference is None or None in published or published[0] == published[1]:
-        return ''
-    if difference['mean'] == 0 or (difference['sd'] is not None and abs(difference['mean']) <= difference['sd']):
-        return 'within the spread' if difference['sd'] is not None else 'no difference'
-    is_same_sign = (difference['mean'] > 0) == (published[0] > published[1])
-    return ('as published' if is_same_sign else 'opposite') + (', one seed' if difference['n'] == 1 else '')
-
-
 def summarize_values(values: list[float]) -> dict[str, Any]:
     """Compute the mean, the sample standard deviation (None for one value) and the number of values."""
     sd = float(np.std(values, ddof=1)) if len(values) > 1 else None
@@ -169,14 +146,9 @@ def list_outcomes(result: RowResult) -> list[str]:
 
 
 def format_outcome(outcomes: list[str], is_published_failure: bool) -> str:
-    """Format the count of each outcome and, for a row published as failing, whether the runs agree."""
-    distinct = dict.fromkeys(outcomes)
-    text = ', '.join(f'{outcome_kind} {outcomes.count(outcome_kind)}/{len(outcomes)}' for outcome_kind in distinct)
-    if not is_published_failure or not {'done', *FAILED_OUTCOMES} & set(distinct):
-        return text
-    if set(distinct) == {'done'}:
-        return 'trained, published: fails'
-    return f'{text}, as published' if set(distinct) <= FAILED_OUTCOMES else f'{text}, published: fails'
+    """Format the count of each outcome, and whether the row is published as failing."""
+    counts = [f'{outcome} {outcomes.count(outcome)}/{len(outcomes)}' for outcome in dict.fromkeys(outcomes)]
+    return ', '.join([*counts, 'published: fails'] if is_published_failure else counts)
 
 
 def find_column_info(name: str) -> MetricInfo | None:
@@ -196,16 +168,7 @@ def get_heading(name: str) -> str:
     return metric_info.axis_label if metric_info else name
 
 
-def compute_spans(results: list[RowResult]) -> dict[str, EmergenceSpan]:
-    """Compute the steps between which the sinks of all seeds emerge, for each row that has a probe."""
-    spans = {}
-    for result in results:
-        if probed_runs := [metrics for metrics in result.metrics_by_seed.values() if HEADLINE_METRIC.name in metrics]:
-            spans[result.row_info['row']] = merge_emergence(list(map(get_emergence_steps, probed_runs)))
-    return spans
-
-
-def get_emergence_steps(metrics: dict[str, float]) -> tuple[float | None, float] | None:
+def get_emergence_steps(metrics: dict[str, Any]) -> tuple[int | None, int] | None:
     if EMERGENCE_END_METRIC not in metrics:
         return None
     return metrics.get(EMERGENCE_START_METRIC), metrics[EMERGENCE_END_METRIC]
@@ -224,20 +187,15 @@ def format_number(value: object) -> str:
     return format_fixed(value, 2) if isinstance(value, float) else str(value)
 
 
-def format_table_cells(rows: list[dict], spans: Mapping[str, EmergenceSpan]) -> tuple[list[str], list[list[str]]]:
-    """Format the table of a sweep as headings and cells, without empty columns.
-
-    Args:
-        rows: The entries of `make_sweep_table`.
-        spans: The result of `compute_spans`.
-    """
+def format_table_cells(rows: list[dict]) -> tuple[list[str], list[list[str]]]:
+    """Format the entries of `make_sweep_table` as headings and cells, without empty columns."""
     columns = {
         'row': [row['row'] for row in rows],
         'runs': [str(list(row['seeds'].values()).count('done')) for row in rows],
     }
     for name in list_shown_metrics(rows):
         if name == EMERGENCE_METRIC:
-            cells = [spans[row['row']].format_cell() if row['row'] in spans else '' for row in rows]
+            cells = [row['span'].format_cell() if row['span'] else '' for row in rows]
         else:
             cells = [format_cell(row['ours'].get(name), row['published'].get(name)) for row in rows]
         columns[get_heading(name)] = cells
@@ -247,21 +205,6 @@ def format_table_cells(rows: list[dict], spans: Mapping[str, EmergenceSpan]) -> 
     columns['end'] = [format_brief_outcome(row) for row in rows]
     nonempty_columns = {heading: cells for heading, cells in columns.items() if any(cells)}
     return list(nonempty_columns), [list(cells) for cells in zip(*nonempty_columns.values(), strict=True)]
-
-
-def format_headline(rows: list[dict]) -> str:
-    """Say the Sink_1 of each row in one sentence; of many rows, that of the lowest and of the highest."""
-    rates = {row['row']: row['ours'][HEADLINE_METRIC.name] for row in rows if HEADLINE_METRIC.name in row['ours']}
-    if not rates:
-        return 'No run has a probe.'
-    names = list(rates)
-    if len(rates) > MAX_NAMED_ROWS:
-        by_rate = sorted(rates, key=lambda name: rates[name]['mean'])
-        names = [by_rate[0], by_rate[-1]]
-    texts = [f'{rates[name]["mean"]:.1f} % for {name} (n = {rates[name]["n"]})' for name in names]
-    if len(names) < len(rates):
-        return f'{HEADLINE_METRIC.label} is from {" to ".join(texts)}.'
-    return f'{HEADLINE_METRIC.label} is {", ".join(texts)}.'
 
 
 def format_brief_outcome(row: dict) -> str:

@@ -10,8 +10,8 @@ from sinklab.config.spec import Spec
 from sinklab.errors import UserError
 from sinklab.report.claims import read_claim_metrics
 from sinklab.run_dir import RunDir
-from sinklab.run_files import ClaimEntry, Claims
-from sinklab.storage.files import DamagedFileError, atomic_write, open_writable_folder, read_json, warn_once
+from sinklab.run_files import Claims
+from sinklab.storage.files import atomic_write, open_writable_folder, read_json
 from sinklab.storage.paths import parse_path
 from sinklab.sweep import plan
 from sinklab.sweep.plan import SweepRun
@@ -105,18 +105,6 @@ def list_run_dirs(workdir: Path) -> list[Path]:
     runs = read_results(workdir / CLAIMS_FILE, 'restore it, or remove it and give the run folders')['runs']
     names = [plan.get_run_dir_name(row, int(seed)) for row, seeds in runs.items() for seed in seeds]
     return [workdir / name for name in names if RunDir(workdir / name).has_run()]
-
-
-def read_verdicts(workdir: Path) -> list[dict]:
-    """Read verdicts.json of a folder; return [] if it is missing or damaged."""
-    path = workdir / VERDICTS_FILE
-    try:
-        return read_json(path, list[ClaimEntry], 'the report omits it; sinklab claims writes it again')
-    except DamagedFileError as error:
-        warn_once(str(error))
-        return []
-    except (FileNotFoundError, NotADirectoryError):
-        return []
 
 
 def write_json(workdir: str, name: str, content: dict | list) -> None:

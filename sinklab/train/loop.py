@@ -274,7 +274,9 @@ class Evaluator:
         """Return the metrics of evaluations, and save the arrays of the probe; raises DivergedError."""
         metrics: dict[str, float] = {}
         if 'valid/loss' in names:
-            metrics |= self.compute_valid_loss(params, self.data.valid_NT, self.data.find_valid_triggers())
+            metrics |= self.compute_valid_loss(
+                params, self.data.valid_NT, self.data.is_trigger(self.data.valid_NT[:, :-1])
+            )
         if HEADLINE_METRIC.name in names:
             ids_PT = self.data.probe_PT
             arrays = self.compute_probe(params, ids_PT)

@@ -15,14 +15,14 @@ const BOTTOM_MARGIN = 36;
 const TOP_MARGIN = 6;
 
 // Return the lines of a panel with their arrays, without hidden row groups.
-function getVisibleLines(data, panel) {
-  return panel.lines.map(line => loadVisiblePoints(data, line)).filter(line => line.xs.length);
+function getVisibleLines(panel) {
+  return panel.lines.map(loadVisiblePoints).filter(line => line.xs.length);
 }
 
 // Load the arrays of a line. A line of a sweep has a group for each point, other lines have one group. A line by block
 // has values for each of its steps, of which that of the slider is shown.
-function loadVisiblePoints(data, line) {
-  const [xs, allYs, sds] = [line.x, line.y, line.sd].map(reference => reference && Array.from(data.getArray(reference)));
+function loadVisiblePoints(line) {
+  const [xs, allYs, sds] = [line.x, line.y, line.sd].map(array => array && Array.from(decodeArray(array)));
   const start = line.steps ? findLastIndexUpTo(line.steps, state.step) * xs.length : 0;
   const ys = allYs.slice(start, start + xs.length);
   const groups = line.groups ?? xs.map(() => line.group);
@@ -152,18 +152,6 @@ function renderPoints(data, line, layout) {
     return bar + renderSvg('circle', attributes, renderTitle(title));
   });
   return points.join('');
-}
-
-// Render a triangle where the sink of a visible run emerges.
-function renderEmergences(data, panel, layout) {
-  const renderEmergence = emergence => {
-    const run = data.runs[emergence.run];
-    const attributes = { class: 'mark', fill: getColour(run.group), stroke: 'var(--back)' };
-    const d = `M${layout.toX(emergence.x)} ${layout.toY(emergence.y) - 6}l5 9h-10z`;
-    return renderSvg('path', { d, ...attributes }, renderTitle(`${run.name}: ${emergence.text}`));
-  };
-  const visible = (panel.emergences ?? []).filter(({ run }) => !state.hiddenGroups.has(data.runs[run].group));
-  return visible.map(renderEmergence).join('');
 }
 
 // Return [value, label] of the ticks of the horizontal axis.

@@ -4,15 +4,12 @@ let controls;
 let figures = [];
 let pendingUpdate = '';
 
-// Return the JSON header, with a function `getArray` that returns the array of a reference [dtype, offset, size].
-async function unpackPayload(base64) {
-  const compressed = Uint8Array.from(atob(base64), character => character.charCodeAt(0));
-  const stream = new Blob([compressed]).stream().pipeThrough(new DecompressionStream('gzip'));
-  const buffer = await new Response(stream).arrayBuffer();
-  const headerLength = new DataView(buffer).getUint32(0, true);
-  const header = JSON.parse(new TextDecoder().decode(new Uint8Array(buffer, 4, headerLength)));
-  header.getArray = ([dtype, offset, size]) => new ARRAY_TYPES[dtype](buffer, 4 + headerLength + offset, size);
-  return header;
+const decodeBase64 = text => Uint8Array.from(atob(text), character => character.charCodeAt(0));
+const decodeArray = ([dtype, text]) => new ARRAY_TYPES[dtype](decodeBase64(text).buffer);
+
+function unpackPayload(text) {
+  const stream = new Blob([decodeBase64(text)]).stream().pipeThrough(new DecompressionStream('gzip'));
+  return new Response(stream).json();
 }
 
 // Call a method of all figures before the next frame: 'updateStep' if only the step changed, otherwise 'draw'.

@@ -6,7 +6,7 @@ const DIM_ALPHA = 70; // of 255
 class HeatMap {
   constructor(data, figureSpec, spec, container) {
     Object.assign(this, { data, figureSpec, spec, container });
-    this.levels = data.getArray(spec.values);
+    this.levels = decodeArray(spec.values);
     this.maxLevel = 2 ** (8 * this.levels.BYTES_PER_ELEMENT) - 1;
     this.cell = [0, 0]; // (row, column) under the pointer
     this.isHeadMap = figureSpec.kind === 'heads'; // its first row, layer 1, is at the bottom

@@ -15,7 +15,7 @@ class Panel {
   }
 
   draw() {
-    this.lines = getVisibleLines(this.data, this.spec);
+    this.lines = getVisibleLines(this.spec);
     if (!this.lines.length) {
       this.layout = null;
       this.svg.removeAttribute('viewBox');
@@ -34,7 +34,6 @@ class Panel {
     this.svg.innerHTML = [
       renderAxes(this.spec, layout),
       ...ordered.map(line => renderLine(this.data, line, layout)),
-      renderEmergences(this.data, this.spec, layout),
       renderSvg('path', { class: 'cursor' }),
     ].join('');
     this.resetCursor();
@@ -102,34 +101,14 @@ class Panel {
   }
 }
 
-// All panels of a figure next to each other, or the one that is chosen from a menu.
+// All panels of a figure next to each other.
 class LineFigure {
   constructor(data, spec, container) {
-    Object.assign(this, { data, spec });
-    this.area = document.createElement('div');
-    this.area.className = 'panels';
-    const hasMenu = spec.kind === 'menu';
-    if (hasMenu) container.append(this.makeMenu());
-    container.append(this.area);
-    this.panels = (hasMenu ? spec.panels.slice(0, 1) : spec.panels).map(panelSpec => this.addPanel(panelSpec));
-  }
-
-  addPanel(panelSpec) {
-    return new Panel(this.data, panelSpec, this.area.appendChild(document.createElement('div')));
-  }
-
-  makeMenu() {
-    const menu = document.createElement('select');
-    menu.setAttribute('aria-label', 'metric');
-    menu.innerHTML = this.spec.panels
-      .map((panelSpec, index) => `<option value="${index}">${escapeHtml(panelSpec.label)}</option>`)
-      .join('');
-    menu.addEventListener('change', () => {
-      this.area.replaceChildren();
-      this.panels = [this.addPanel(this.spec.panels[+menu.value])];
-      requestUpdate('draw');
-    });
-    return menu;
+    const area = container.appendChild(document.createElement('div'));
+    area.className = 'panels';
+    this.panels = spec.panels.map(
+      panelSpec => new Panel(data, panelSpec, area.appendChild(document.createElement('div'))),
+    );
   }
 
   draw() {
