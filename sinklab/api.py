@@ -16,7 +16,7 @@ from sinklab.checkpoint import checkpointer
 from sinklab.errors import UserError
 from sinklab.escape import FIGURE_RC_PARAMS
 from sinklab.metrics.registry import select_by_name, select_measurable
-from sinklab.run_ref import select_steps
+from sinklab.run_dir import select_steps
 
 
 def open(model_ref: str, **options: Any) -> 'OpenedRun | OpenedModel':

@@ -12,7 +12,7 @@ import argparse
 import json
 
 from sinklab.cli import hf
-from sinklab.run_ref import parse_run_ref, select_steps
+from sinklab.run_dir import parse_run_ref, select_steps
 
 ACTIONS = {
     'ls': 'list the checkpoints of a run; arrays are not read',

@@ -214,7 +214,7 @@ def make_claims_table(
 
 
 def make_claim_entry(name: str, claim: Claim, runs: Mapping[str, dict], published: Mapping[str, dict]) -> dict:
-    """Make the entry of a claim, as run_files.ClaimEntry describes it."""
+    """Make the entry of a claim in verdicts.json."""
     differences = compute_claim_differences(claim, runs) if claim.left else {}
     values = list(differences.values())
     mean = float(np.mean(values)) if values else None
