@@ -1,6 +1,7 @@
 """Exceptions that end a run, stop signals, and outcome.json."""
 
 import contextlib
+import errno
 import math
 import signal
 import sys
@@ -9,7 +10,7 @@ from collections.abc import Iterator
 from types import FrameType
 
 from sinklab.checkpoint import digests
-from sinklab.errors import UserError
+from sinklab.errors import UserError, format_error
 from sinklab.exit_status import (
     SAME_SIGNAL_SECONDS,
     STOP_SIGNALS,
@@ -18,9 +19,12 @@ from sinklab.exit_status import (
     make_crash,
 )
 from sinklab.run_dir import RunDir
-from sinklab.storage.errors import describe_storage_error, is_permanent_error, is_storage_error
 from sinklab.storage.files import DamagedFileError
 from sinklab.storage.folder_lock import FolderTakenError
+
+# A full disk, a missing permission, or a file of another kind: the same command meets the same error.
+PERMANENT_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR}
+BUCKET_PACKAGES = 'gcsfs', 'aiohttp', 'google', 'requests'  # whose errors have no common base class
 
 
 class DivergedError(ArithmeticError):
@@ -99,6 +103,29 @@ def classify_error(error: BaseException) -> ExitStatus:
     from jax.errors import JaxRuntimeError
 
     return make_crash(error, 'lost' if isinstance(error, JaxRuntimeError) else 'crashed')
+
+
+def is_storage_error(error: BaseException) -> bool:
+    """Return whether an error is one of a disk or of a bucket."""
+    return isinstance(error, OSError) or type(error).__module__.partition('.')[0] in BUCKET_PACKAGES
+
+
+def is_permanent_error(error: BaseException) -> bool:
+    """Return whether a storage error would occur again after a restart."""
+    return is_storage_error(error) and (
+        getattr(error, 'errno', None) in PERMANENT_ERRNOS
+        or str(getattr(error, 'code', '')) in ('401', '403', '404')
+        # gcsfs raises OSError('Forbidden: ...') for status 403, and google.auth a class of its own.
+        or str(error).startswith('Forbidden')
+        or type(error).__name__ == 'DefaultCredentialsError'
+    )
+
+
+def describe_storage_error(error: BaseException) -> str:
+    """Describe a storage error in one line: its path, if it names one, and its reason."""
+    path = getattr(error, 'filename2', None) or getattr(error, 'filename', None)
+    reason = getattr(error, 'strerror', None) or format_error(error, with_type=True)
+    return f'{path or "the storage"} cannot be used ({reason})'
 
 
 @contextlib.contextmanager
