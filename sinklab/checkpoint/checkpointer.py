@@ -21,8 +21,8 @@ from sinklab.config.spec import CheckpointConfig
 from sinklab.errors import UserError, format_error, print_status
 from sinklab.process_group import ProcessGroup, all_gather_or_raise, broadcast_from_primary
 from sinklab.run_dir import RunDir, select_steps
-from sinklab.storage.files import list_entries, move_folder, open_writable_folder, remove_folder
-from sinklab.storage.paths import is_remote, make_absolute
+from sinklab.storage.files import list_entries, open_writable_folder, remove_folder
+from sinklab.storage.paths import get_file_system, is_remote, make_absolute
 
 # Orbax logs an error of the storage with a traceback in several threads; it also raises the error.
 logging.getLogger('absl').setLevel(logging.CRITICAL)
@@ -89,7 +89,10 @@ class Checkpointer:
         target = self.run_dir.path / 'damaged' / str(step)
         with open_writable_folder(target.parent):
             remove_folder(target)  # of an earlier attempt
-            move_folder(self.get_path(step), target)
+            if is_remote(target):
+                get_file_system().mv(os.fspath(self.get_path(step)), os.fspath(target), recursive=True)
+            else:
+                self.get_path(step).rename(target)
         return f'{self.get_path(step)} is skipped: {damage}; it is moved to {target}'
 
     def restore(self, step: int, abstract_state: dict) -> dict:
@@ -103,17 +106,10 @@ class Checkpointer:
 
     def check_compatible(self, step: int, abstract_state: dict) -> None:
         metadata = read_metadata(self.get_path(step))
-        saved_data = metadata.custom_metadata['data']
-        order = self.data_fingerprint.get('order')
-        if data_differences := format_differences(saved_data | dict(order=order), self.data_fingerprint):
+        if differences := format_differences(metadata.custom_metadata['data'], self.data_fingerprint):
             raise UserError(
-                f'{self.run_dir} was trained on other data ({", ".join(data_differences)}); restore that data, '
-                'or give a new --workdir'
-            )
-        if saved_data.get('order', order) != order:
-            raise UserError(
-                f'the order of the data of {self.run_dir} has changed, e.g. with another version of grain; install '
-                f'the versions in {self.run_dir}/environment.json, or give a new --workdir'
+                f'{self.run_dir} was trained on other data ({", ".join(differences)}); restore that data, or if only '
+                f'its order differs, the version of grain in {self.run_dir}/environment.json, or give a new --workdir'
             )
         check_same_model(self.get_path(step), metadata.metadata, abstract_state)
 

@@ -163,14 +163,6 @@ def remove_folder(folder: Path) -> None:
     epath.Path(folder).rmtree(missing_ok=True)
 
 
-def move_folder(folder: Path, target: Path) -> None:
-    """Move a folder within a disk or a bucket."""
-    if is_remote(folder):
-        get_file_system().mv(os.fspath(folder), os.fspath(target), recursive=True)
-    else:
-        folder.rename(target)
-
-
 def poll_until(read: Callable[[], T]) -> T:
     """Call `read` until it returns a true value, for at most SHARED_DISK_SECONDS; return the last value.
 

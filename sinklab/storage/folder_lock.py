@@ -13,23 +13,14 @@ import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import msgspec
 from filelock import FileLock, Timeout
 
 from sinklab.errors import UserError, print_status
-from sinklab.storage.files import list_entries, open_writable_folder, read_json, write_text
+from sinklab.storage.files import list_entries, read_json, write_text
 from sinklab.storage.paths import is_remote
 
 LOCK_FILE, OWNER_FILE = 'run.lock', 'owner.json'
 DEFAULT_GRACE_SECONDS = 30.0  # seconds that a job may take to stop
-
-
-class Owner(msgspec.Struct):
-    """owner.json."""
-
-    token: str
-    host: str
-    process: int
 
 
 class FolderTakenError(UserError):
@@ -63,8 +54,7 @@ def hold_folder(folder: Path, wait_seconds: float = 0.0) -> Iterator[Callable[[]
             raise UserError(f'the bucket of {folder} does not exist; make it, or give another') from error
         yield check_owner
         return
-    with open_writable_folder(folder):
-        pass
+    folder.mkdir(parents=True, exist_ok=True)
     with lock_file(folder / LOCK_FILE, wait_seconds):
         write_text(folder / OWNER_FILE, json.dumps(owner) + '\n')
         try:
@@ -121,11 +111,11 @@ def is_held(folder: Path) -> bool:
 def read_owner(folder: Path) -> dict:
     """Read owner.json of a folder; {} if it is missing or being written."""
     try:
-        return read_json(folder / OWNER_FILE, Owner)
+        return read_json(folder / OWNER_FILE)
     except (FileNotFoundError, UserError):
         return {}
 
 
 def describe_owner(folder: Path) -> str:
     owner = read_owner(folder)
-    return f'process {owner["process"]} on {owner["host"]}' if owner else 'another process'
+    return f'process {owner.get("process")} on {owner.get("host")}' if owner else 'another process'
