@@ -21,14 +21,14 @@ T = TypeVar('T')
 FLAGS_HINT = 'give --coordinator=HOST:PORT --processes=N --process=I to each process, or --processes=1 for only one'
 # jax aborts all processes this long after it has lost one. It waits as long for the others when one exits.
 HEARTBEAT_SECONDS = 10
-# Sets of environment variables. jax detects a cluster if all variables of a set exist.
-CLUSTER_VARIABLES = [
-    {'SLURM_JOB_ID', 'SLURM_STEP_NODELIST'},
-    {'KUBERNETES_SERVICE_HOST', 'JOB_COMPLETION_INDEX'},
-    {'OMPI_MCA_orte_hnp_uri'},
-    {'TPU_PROCESS_ADDRESSES'},
-    {'MEGASCALE_COORDINATOR_ADDRESS'},
-]
+# Environment variables by which jax detects a cluster: SLURM, Kubernetes, Open MPI, TPU pods, several TPU slices.
+CLUSTER_VARIABLES = {
+    'SLURM_STEP_NODELIST',
+    'JOB_COMPLETION_INDEX',
+    'OMPI_MCA_orte_hnp_uri',
+    'TPU_PROCESS_ADDRESSES',
+    'MEGASCALE_COORDINATOR_ADDRESS',
+}
 TPU_DEVICE_PATTERNS = '/dev/accel[0-9]*', '/dev/vfio/[0-9]*'
 
 
@@ -135,7 +135,7 @@ def is_in_cluster(environment: Mapping[str, str]) -> bool:
             'or give --processes=1 for one process'
         )
     has_several_tpu_hosts = ',' in environment.get('TPU_WORKER_HOSTNAMES', '')
-    has_variables = any(variables <= environment.keys() for variables in CLUSTER_VARIABLES)
+    has_variables = not CLUSTER_VARIABLES.isdisjoint(environment)
     return has_several_tpu_hosts or has_variables or any(map(glob.glob, TPU_DEVICE_PATTERNS))
 
 

@@ -302,22 +302,12 @@ class MetricsWriter:
 
 
 def format_run_ref(takes: str, run_path: object, step: int | str) -> str:
-    """Format a checkpoint as a value of --from: [TAKES:]RUN@STEP.
-
-    Args:
-        takes: What a warm start takes from the checkpoint, such as 'params'; '': all of it.
-        run_path: The run folder.
-        step: The step of the checkpoint, or a placeholder.
-    """
+    """Format a checkpoint as a value of --from: [TAKES:]RUN@STEP; `takes` is '' if a warm start takes all of it."""
     return f'{takes and f"{takes}:"}{run_path}@{step}'
 
 
 def format_parent(parent: dict) -> list[str]:
-    """Format the parent of a warm start, and what the warm start changes, as a list of short texts.
-
-    Args:
-        parent: The entry `from` of row.json; empty for a run that is no warm start, which gives [].
-    """
+    """Format what `read_parent` returns, and what the warm start changes, as a list of short texts."""
     if not parent:
         return []
     labels = {'new': 'new', 'dropped': 'dropped', 'data': 'reads other data'}
@@ -397,12 +387,10 @@ def check_run_dir(run_dir: RunDir, spec: Spec, remedy: str | None = None) -> Non
     """
     check_checkpoint_path(run_dir.path)
     if not run_dir.has_run():
-        for path in list_entries(run_dir.path):
-            if path.name not in ENTRIES_BEFORE_CONFIG and path.suffix != TEMPORARY_SUFFIX:
-                new_dir = shlex.quote(f'--workdir={run_dir}/run')
-                raise UserError(
-                    f'{run_dir} contains files but no run ({path.name}); give a new folder, e.g. {new_dir}'
-                )
+        paths = [path for path in list_entries(run_dir.path) if path.suffix != TEMPORARY_SUFFIX]
+        if names := [path.name for path in paths if path.name not in ENTRIES_BEFORE_CONFIG]:
+            new_dir = shlex.quote(f'--workdir={run_dir}/run')
+            raise UserError(f'{run_dir} contains files but no run ({names[0]}); give a new folder, e.g. {new_dir}')
         return
     saved_config, new_config = load_flat_configs(run_dir, spec)
     changed = [name for name in new_config if new_config[name] != saved_config[name] and not is_changeable(name)]

@@ -98,7 +98,7 @@ def test_names_in_files_stay_below_their_folder(tmp_path, name):
         ('/r/a', '/r/b', '../a'),
         ('gs://x/r/a', 'gs://x/r/b', '../a'),
         ('gs://x/a', '/r/b', 'gs://x/a'),
-        ('gs://x/a', 'gs://y/a', 'gs://x/a'),
+        ('gs://x/a', 'gs://y/a', '../../x/a'),
         ('/r/a', 'gs://x/a', '/r/a'),
     ],
 )

@@ -86,11 +86,8 @@ def check_checkpoint_path(path: Path) -> None:
 
 
 def make_relative(path: Path, start: Path) -> str:
-    """Return a path relative to `start`; between a disk and a bucket, or two buckets, the absolute path."""
-    bucket, other_bucket = get_bucket(path), get_bucket(start)
-    if bucket != other_bucket:
-        return os.fspath(make_absolute(path))
-    return posixpath.relpath(os.fspath(path), os.fspath(start)) if bucket else os.path.relpath(path, start)
+    """Return a path relative to `start`; between a disk and a bucket, the absolute path."""
+    return os.fspath(make_absolute(path)) if is_remote(path) != is_remote(start) else os.path.relpath(path, start)
 
 
 def join_path(start: Path, relative_path: str) -> Path:
@@ -106,14 +103,9 @@ def find_common_folder(paths: list[Path]) -> Path:
     """Return the innermost folder that contains all paths.
 
     Raises:
-        UserError: The paths are not all local or all in one bucket.
+        UserError: The paths are not all local or all in a bucket.
     """
-    if len({get_bucket(path) for path in paths}) > 1:
+    if len({is_remote(path) for path in paths}) > 1:
         raise UserError(f'{paths[0]} and {paths[-1]} have no common folder; give --out')
     common_path = os.path.commonpath([os.fspath(path) for path in paths])
     return parse_path(common_path.replace(':/', '://', 1) if is_remote(paths[0]) else common_path)
-
-
-def get_bucket(path: Path) -> str:
-    """Return the name of the bucket of a path; '' for a local path."""
-    return os.fspath(path).split('/')[2] if is_remote(path) else ''
