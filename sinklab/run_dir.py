@@ -236,7 +236,7 @@ class RunDir:
             try:
                 record = RECORD_DECODER.decode(line)
                 records.append(record | dict(step=int(record['step'])))
-            except (msgspec.DecodeError, KeyError):
+            except (msgspec.DecodeError, UnicodeError, KeyError):
                 if number < len(lines):  # after the last line break is nothing, or a line that is being written
                     warn_once(f'{path}, line {number}, is damaged and is skipped; {RESTORE_REMEDY}')
         return records

@@ -61,9 +61,9 @@ def test_folder_is_removed_with_its_files(folder):
     assert not files.list_entries(folder / 'new')
 
 
-@pytest.mark.parametrize('content', ['', '{"a": ', '[]', '{"a": "x"}', '{"a": NaN}', '[' * 100_000])
+@pytest.mark.parametrize('content', ['', '{"a": ', '[]', '{"a": "x"}', '{"a": NaN}', '{"\xff": 1}', '[' * 100_000])
 def test_read_json_refuses_content_that_does_not_match(folder, content):
-    path = write_file(folder / 'file.json', content.encode())
+    path = write_file(folder / 'file.json', content.encode('latin-1'))
     with pytest.raises(DamagedFileError) as error:
         read_json(path, dict[str, int])
     assert str(path) in str(error.value)
@@ -85,7 +85,7 @@ def test_read_arrays_refuses_pickles_and_truncated_files(tmp_path):
             read_arrays(tmp_path / f'{name}.npz')
 
 
-@pytest.mark.parametrize('name', ['../a', '/etc/passwd', 'a/../../b', '', 'a//b', 'a\\b', 5])
+@pytest.mark.parametrize('name', ['../a', '/etc/passwd', 'a/../../b', '', 'a//b', 'a\\b'])
 def test_names_in_files_stay_below_their_folder(tmp_path, name):
     assert resolve_name(tmp_path, 'a/b.c', 'index') == tmp_path / 'a' / 'b.c'
     with pytest.raises(DamagedFileError):

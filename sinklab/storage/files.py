@@ -48,7 +48,7 @@ def read_json(path: Path, schema: Any = dict, remedy: str = RESTORE_REMEDY) -> A
         msgspec.convert(decoded, schema)
     except IsADirectoryError as error:
         raise DamagedFileError(f'{path} is a folder instead of a file; move it away') from error
-    except (msgspec.DecodeError, RecursionError) as error:
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise DamagedFileError(f'{path} is damaged ({format_error(error).replace("`", "")}); {remedy}') from error
     return decoded
 
@@ -174,15 +174,8 @@ def poll_until(read: Callable[[], T]) -> T:
     return result
 
 
-def resolve_name(folder: Path, name: Any, file: object) -> Path:
-    """Return the path below a folder of a name that was read from a file.
-
-    Raises:
-        DamagedFileError: The name is no text, is absolute, or leads out of the folder.
-    """
-    is_relative = isinstance(name, str) and not any(part in ('', '.', '..') for part in name.split('/'))
-    if not is_relative or '\\' in name:
-        raise DamagedFileError(
-            f'{file} names {str(name)[:80]!a}, which is no path inside its folder; download it again'
-        )
+def resolve_name(folder: Path, name: str, file: object) -> Path:
+    """Return the path of a name that was read from a file; raise DamagedFileError if it is not below the folder."""
+    if '\\' in name or any(part in ('', '.', '..') for part in name.split('/')):
+        raise DamagedFileError(f'{file} names {name[:80]!a}, which is no path inside its folder; download it again')
     return folder / name
