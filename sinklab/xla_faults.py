@@ -2,7 +2,7 @@
 
 import functools
 import os
-import sys
+from importlib.metadata import version
 
 # jaxlib 0.10.2 gives rows the sums of other rows (jax issue 39103); both crash on some reductions of rank 7 and more
 # (39257, 40412).
@@ -17,14 +17,8 @@ def disable_faulty_fusions() -> None:
     Call this before jax initializes its backend: XLA_FLAGS is read then.
     """
     xla_flags = os.environ.get('XLA_FLAGS', '')
-    if FUSION_FLAG not in xla_flags and is_faulty_version_installed():
+    if FUSION_FLAG not in xla_flags and version('jaxlib') in FAULTY_VERSIONS:
         os.environ['XLA_FLAGS'] = f'{xla_flags} {FUSION_FLAG}='.strip()
-
-
-def is_faulty_version_installed() -> bool:
-    # Every `import sinklab` asks, and importlib.metadata would take 20 ms.
-    folder = next((folder for folder in sys.path if os.path.isdir(os.path.join(folder, 'jaxlib'))), '')
-    return any(os.path.isdir(os.path.join(folder, f'jaxlib-{version}.dist-info')) for version in FAULTY_VERSIONS)
 
 
 @functools.cache

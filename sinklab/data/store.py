@@ -20,7 +20,6 @@ import numpy as np
 
 from sinklab.data.tokenizer import Tokenizer, load_tokenizer, read_tokenizer_json
 from sinklab.errors import UserError, format_error, format_unknown_name, print_status
-from sinklab.storage.cache_dir import get_cache_dir
 from sinklab.storage.files import (
     hash_file,
     open_writable_folder,
@@ -29,7 +28,7 @@ from sinklab.storage.files import (
     write_text,
 )
 from sinklab.storage.folder_lock import lock_file
-from sinklab.storage.paths import get_file_system, is_remote, parse_path
+from sinklab.storage.paths import get_cache_dir, get_file_system, is_remote, parse_path
 
 FORMAT_VERSION = 3  # of all files of a store
 SPLITS = ('train', 'held_out')

@@ -6,6 +6,8 @@ import posixpath
 from pathlib import Path
 from typing import Any
 
+from platformdirs import user_cache_dir
+
 from sinklab.errors import UserError, format_extra_command
 
 os.environ['EPATH_USE_TF'] = 'false'  # otherwise etils uses TensorFlow for buckets if it is installed
@@ -65,6 +67,18 @@ def get_file_system() -> Any:
 
     configure_gcsfs()
     return fsspec.filesystem('gs')
+
+
+def get_cache_dir() -> Path:
+    """Return the cache folder of stores, models and programs: $SINKLAB_CACHE, or `sinklab` in that of the user.
+
+    Raises:
+        UserError: $SINKLAB_CACHE is a URL.
+    """
+    cache_dir = os.environ.get('SINKLAB_CACHE') or user_cache_dir('sinklab')
+    if '://' in cache_dir:
+        raise UserError(f'SINKLAB_CACHE={cache_dir} is not a local folder; set it to one')
+    return Path(cache_dir)
 
 
 def make_absolute(path: Path) -> Path:
