@@ -175,7 +175,7 @@ def all_gather_or_raise(group: ProcessGroup, function: Callable[[], Any]) -> lis
             the index of the process unless all have the same.
     """
     try:
-        own_answer = function(), None
+        own_answer: tuple[Any, str | None] = function(), None
     except UserError as error:
         own_answer = None, str(error)
     values, errors = zip(*group.all_gather(own_answer), strict=True)
