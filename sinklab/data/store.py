@@ -256,11 +256,7 @@ def lock_folder(folder: Path, wait_message: str) -> Iterator[None]:
 
     A message is printed before waiting for another process.
     """
-
-    def print_wait() -> None:
-        print_status(f'{wait_message}; waiting for it')
-
-    with open_writable_folder(folder), lock_file(folder / LOCK_FILE, -1, print_wait):
+    with open_writable_folder(folder), lock_file(folder / LOCK_FILE, -1, wait_message):
         try:
             yield
         finally:

@@ -65,13 +65,13 @@ def hold_folder(folder: Path, wait_seconds: float = 0.0) -> Iterator[Callable[[]
 
 
 @contextlib.contextmanager
-def lock_file(path: Path, wait_seconds: float, on_wait: Callable[[], None] | None = None) -> Iterator[None]:
+def lock_file(path: Path, wait_seconds: float, wait_message: str = '') -> Iterator[None]:
     """Hold the lock of a file on a disk, which the system releases when the process ends; the file stays.
 
     Args:
         path: The lock file. It is created if it is missing, as is its folder.
         wait_seconds: How long to wait for another process; -1: forever.
-        on_wait: Called before waiting; None: print who holds the lock.
+        wait_message: What another process does with the folder, to print before waiting; '': that it uses it.
 
     Raises:
         UserError: Another process still holds the lock.
@@ -81,10 +81,8 @@ def lock_file(path: Path, wait_seconds: float, on_wait: Callable[[], None] | Non
         lock.acquire(blocking=False)
     except Timeout:
         in_use = f'{path.parent} is in use by {describe_owner(path.parent)}'
-        if on_wait:
-            on_wait()
-        elif wait_seconds:
-            print_status(f'{in_use}; waiting {wait_seconds:.0f} s for its end')
+        if wait_seconds:
+            print_status(f'{wait_message or in_use}; waiting for it')
         try:
             lock.acquire(timeout=wait_seconds)
         except Timeout:
