@@ -70,7 +70,7 @@ def test_signals_within_interval_count_once_and_later_signal_interrupts(monkeypa
         (UserError('no room'), 'refused', 1, 'no room'),
         (OSError(28, 'No space left'), 'refused', 1, 'No space left'),
         (FileNotFoundError(2, 'missing'), 'lost', 75, 'missing'),
-        (JaxRuntimeError('INTERNAL'), 'lost', 75, 'JaxRuntimeError: INTERNAL'),
+        (JaxRuntimeError('INTERNAL'), 'lost', 75, 'jax.errors.JaxRuntimeError: INTERNAL'),
         (KeyError(3), 'crashed', 1, 'KeyError: 3'),
     ],
     ids=str,

@@ -16,7 +16,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from sinklab.errors import UserError, print_status
-from sinklab.storage.files import list_entries, read_json, write_text
+from sinklab.storage.files import list_entries, open_writable_folder, read_json, write_text
 from sinklab.storage.paths import is_remote
 
 LOCK_FILE, OWNER_FILE = 'run.lock', 'owner.json'
@@ -54,7 +54,8 @@ def hold_folder(folder: Path, wait_seconds: float = 0.0) -> Iterator[Callable[[]
             raise UserError(f'the bucket of {folder} does not exist; make it, or give another') from error
         yield check_owner
         return
-    folder.mkdir(parents=True, exist_ok=True)
+    with open_writable_folder(folder):
+        pass
     with lock_file(folder / LOCK_FILE, wait_seconds):
         write_text(folder / OWNER_FILE, json.dumps(owner) + '\n')
         try:

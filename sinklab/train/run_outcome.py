@@ -18,16 +18,7 @@ from sinklab.storage.files import DamagedFileError
 from sinklab.storage.folder_lock import FolderTakenError
 
 # A full disk, a missing permission, or a file of another kind: the same command meets the same error.
-PERMANENT_ERRNOS = {
-    errno.ENOSPC,
-    errno.EDQUOT,
-    errno.EACCES,
-    errno.EPERM,
-    errno.EROFS,
-    errno.EISDIR,
-    errno.ENOTDIR,
-    errno.EEXIST,
-}
+PERMANENT_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR}
 SAME_SIGNAL_SECONDS = 1.0  # seconds within which a terminal, a scheduler and a sweep send the same signal
 BUCKET_PACKAGES = 'gcsfs', 'aiohttp', 'google', 'requests'  # whose errors have no common base class
 
@@ -87,7 +78,7 @@ def make_outcome(run_dir: RunDir, error: BaseException | None) -> dict[str, str 
 
 def classify_error(error: BaseException) -> ExitStatus:
     """Return the exit status of an error, by whether the user, the run, the machine or the code caused it."""
-    message = format_error(error, with_type=True, max_length=None)
+    message = ' '.join(traceback.format_exception_only(error)[-1].split())
     trace = ''.join(traceback.format_exception(error))
     match error:
         case UserError():
