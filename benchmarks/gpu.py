@@ -202,8 +202,8 @@ def describe_session(args: argparse.Namespace) -> dict:
     """Describe the machine, the versions and the command."""
     import jax
 
+    from benchmarks.machine import describe_machine
     from sinklab.environment import describe_code
-    from sinklab.machine import describe_machine
 
     device = jax.devices()[0]
     return dict(

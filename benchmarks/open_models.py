@@ -29,6 +29,7 @@ import numpy as np
 
 import sinklab
 from benchmarks.argument_types import parse_count
+from benchmarks.machine import get_processor_name
 from docs import open_model_results, page_parts
 from sinklab.analysis.measure import OPEN_MODEL_DEFAULTS, MeasureRequest, MeasureResult, make_job
 from sinklab.api import OpenedModel
@@ -36,7 +37,6 @@ from sinklab.cli.main import main as run_sinklab
 from sinklab.configs.open_models import EXPERIMENTS, MODELS
 from sinklab.environment import get_package_versions
 from sinklab.errors import UserError, format_error
-from sinklab.machine import get_processor_name
 from sinklab.storage.files import atomic_write
 
 SIGNIFICANT_DIGITS = 6

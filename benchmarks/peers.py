@@ -34,6 +34,7 @@ import jax.numpy as jnp
 
 from benchmarks import jax_baseline, step_server
 from benchmarks.argument_types import parse_count
+from benchmarks.machine import describe_machine
 from benchmarks.timing import format_spread
 from sinklab.cli.layout_flags import parse_remat
 from sinklab.config.spec import Layout, Spec
@@ -41,7 +42,6 @@ from sinklab.config.validate import parse_config
 from sinklab.configs import default
 from sinklab.configs.sizes import SIZES
 from sinklab.environment import get_package_versions
-from sinklab.machine import describe_machine
 from sinklab.parallel import device_mesh, sharding
 from sinklab.train import memory_estimate, state, step
 

@@ -27,7 +27,7 @@ import jax
 import numpy as np
 
 from benchmarks.hlo import Collective, HloProgram, find_crossed_axes
-from sinklab.chip_specs import CHIPS, ChipSpec
+from sinklab.chip_specs import CHIPS
 from sinklab.config.spec import Layout, Spec
 from sinklab.config.validate import parse_config
 from sinklab.configs import scale
@@ -47,6 +47,10 @@ PEER_POLICIES = 'full', 'minimal'  # remat policies of MaxText
 # Kernels of splash attention, and their matrix products relative to the two of a forward pass.
 PEER_KERNEL_PASSES = {'splash_mha_fwd': 1.0, 'splash_mha_dq': 1.5, 'splash_mha_dkv': 2.0}
 PEER_PYTHON = FIGURES.parents[1] / 'build' / 'peers' / 'maxtext' / 'bin' / 'python'
+CLOCK_HZ = {'v4': 1.05e9, 'v5e': 1.5e9, 'v5p': 1.75e9}  # as the peak and the size of the matrix units imply
+# Bytes per second that a chip sends to its neighbors over all links together: half of the published bidirectional
+# bandwidth; that of v4 is from Jouppi et al. (2023).
+LINK_BYTES_PER_SECOND = {'v4': 300e9, 'v5e': 200e9, 'v5p': 600e9}
 MIN_BYTES = 2**20  # smaller collectives (losses, norms, gains) are ignored
 CHECKED_FIGURES = 'bytes', 'gathered', 'scattered', 'between', 'beside', 'mfu'
 
@@ -123,7 +127,7 @@ def estimate_step_time(
     micro_batch_size: int,
     program: HloProgram,
     mesh: jax.sharding.Mesh,
-    chip: ChipSpec,
+    chip_name: str,
     kernel_passes: float,
 ) -> StepTimeEstimate:
     """Estimate the time of one train step on a mesh of TPUs.
@@ -133,11 +137,12 @@ def estimate_step_time(
         micro_batch_size: Sequences that the attention kernels process at once, on all devices.
         program: Compiled train step.
         mesh: Mesh of the devices.
-        chip: Published figures of the chip.
+        chip_name: Name of the chip.
         kernel_passes: Forward passes of attention with as many matrix products as the kernels.
     """
+    chip = CHIPS[chip_name]
     peak_flops = chip.flops_per_second / chip.devices_per_chip
-    link_bytes = chip.link_bytes_per_second / chip.devices_per_chip
+    link_bytes = LINK_BYTES_PER_SECOND[chip_name] / chip.devices_per_chip
     forward_flops = flops.count_forward_flops(spec.model, spec.data.length)
     length = spec.data.length
     attention_flops = micro_batch_size * length / mesh.size * forward_flops.attention / spec.model.layers
@@ -149,7 +154,7 @@ def estimate_step_time(
     ]
     return StepTimeEstimate(
         matmul_seconds=flops.count_step_flops(spec) / mesh.size / peak_flops,
-        compiler_seconds=program.estimate_cycles() / chip.clock_hz,
+        compiler_seconds=program.estimate_cycles() / CLOCK_HZ[chip_name],
         kernel_seconds=kernel_passes * attention_flops / peak_flops,
         synchronous_seconds=sum(seconds for is_async, seconds in transfers if not is_async),
         overlapped_seconds=sum(seconds for is_async, seconds in transfers if is_async),
@@ -175,14 +180,14 @@ def count_directions(chips: Sequence[jax.Device]) -> int:
 def compute_cost(row: str, topology_name: str) -> dict:
     spec = parse_config(scale.get_config(row).to_dict())
     chip_name, chips = topology.parse_topology(topology_name)
-    if CHIPS[chip_name].clock_hz is None:
+    if chip_name not in CLOCK_HZ:
         raise UserError(f'{topology_name}: the clock of {chip_name} is not known; give v4, v5e or v5p')
     result = compile_run(spec, Layout(remat='auto', attention='tpu'), chips, CHIPS[chip_name], ['step'])
     step = result.programs['step']
     program = HloProgram(step.executable.as_text())
     micro_batch_size = result.layout.get_micro_batch_size(spec.optimizer.batch_size)
     estimate = estimate_step_time(
-        spec, micro_batch_size, program, result.mesh, result.chip, count_kernel_passes(program)
+        spec, micro_batch_size, program, result.mesh, chip_name, count_kernel_passes(program)
     )
     return dict(
         mesh=dict(result.mesh.shape),
@@ -234,7 +239,7 @@ def compute_peer_cost(policy: str, topology_name: str) -> dict:
     kernel_passes = sum(
         passes * sum(program.count_kernels(prefix).values()) for prefix, passes in PEER_KERNEL_PASSES.items()
     )
-    estimate = estimate_step_time(spec, spec.optimizer.batch_size, program, mesh, CHIPS[chip_name], kernel_passes)
+    estimate = estimate_step_time(spec, spec.optimizer.batch_size, program, mesh, chip_name, kernel_passes)
     collectives = group_by_purpose(program.find_collectives(), mesh)
     # MaxText sums gradients in bfloat16, and every device receives the sum.
     collectives['scattered'] += [

@@ -55,7 +55,3 @@ def __getattr__(name: str) -> Any:
     if name not in LAZY_IMPORTS:
         raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
     return getattr(importlib.import_module(LAZY_IMPORTS[name]), name)
-
-
-def __dir__() -> list[str]:
-    return sorted([*globals(), *LAZY_IMPORTS])

@@ -16,7 +16,7 @@ from sinklab.checkpoint import checkpointer
 from sinklab.errors import UserError
 from sinklab.escape import FIGURE_RC_PARAMS
 from sinklab.metrics.registry import select_by_name, select_measurable
-from sinklab.run_ref import select_steps
+from sinklab.run_dir import select_steps
 
 
 def open(model_ref: str, **options: Any) -> 'OpenedRun | OpenedModel':
@@ -86,28 +86,19 @@ class AttentionMatrices:
         return figure
 
     def _find_strongest(self, layer: int | None, head: int | None) -> tuple[int, int]:
-        """Return (index of the matrix, head) with the largest mean attention to the first token.
-
-        Args:
-            layer: The layer of the model, from 0; None: any.
-            head: The head, from 0; None: any.
-
-        Raises:
-            UserError: There is no such layer or head.
-        """
-        num_heads = self.matrix_LHTS.shape[1]
-        is_candidate_LH = np.array([layer in (None, other) for other in self.layers])[:, None]
-        is_candidate_LH = is_candidate_LH & np.array([head in (None, other) for other in range(num_heads)])
-        if not is_candidate_LH.any():
-            layers = ', '.join(map(str, self.layers))
-            given = [f'{name} {index}' for name, index in dict(layer=layer, head=head).items() if index is not None]
-            raise UserError(
-                f'there is no {", ".join(given)}; indices count from 0: layers {layers}, heads 0 to {num_heads - 1}'
-            )
+        """Return (index of the matrix, head) of the largest mean attention to the first token, as `plot` selects."""
         first_LH = self.matrix_LHTS[..., len(self.keys) - len(self.queries)].mean(-1)
-        first_LH = np.where(is_candidate_LH, first_LH, -np.inf)
-        index, strongest_head = np.unravel_index(first_LH.argmax(), first_LH.shape)
-        return int(index), int(strongest_head)
+        candidates = [
+            (index, other_head)
+            for index, other_head in np.ndindex(*first_LH.shape)
+            if layer in (None, self.layers[index]) and head in (None, other_head)
+        ]
+        if not candidates:
+            raise UserError(
+                f'there is no matrix of layer {layer} and head {head}; indices count from 0: layers '
+                f'{", ".join(map(str, self.layers))}, heads 0 to {first_LH.shape[1] - 1}'
+            )
+        return max(candidates, key=first_LH.__getitem__)
 
 
 def format_token(token: str) -> str:
@@ -140,12 +131,11 @@ class OpenedModel:
         Raises:
             UserError: A text is empty, or has fewer than two tokens.
         """
-        encoded = [self.subject.encode(item) for item in ([text] if isinstance(text, str) else text)]
-        if not all([text] if isinstance(text, str) else [*text]):
-            raise UserError('a text is empty; give text=... with at least 2 tokens')
+        texts = [text] if isinstance(text, str) else [*text]
+        encoded = [self.subject.encode(item) for item in texts]
         min_length = min(map(len, encoded), default=0)
-        if min_length < 2:
-            raise UserError(f'the shortest text has {min_length} tokens; give at least 2')
+        if min_length < 2 or not all(texts):  # an empty text has tokens, too, if every text begins with some
+            raise UserError('a text is empty or has only one token; give text=... with at least 2 tokens')
         return self.subject.apply_training_format(np.array([item[:min_length] for item in encoded]))
 
     def _apply(self, edit: Edit | Sequence[Edit] | None, length: int) -> MeasurableModel:

@@ -11,48 +11,25 @@ class ChipSpec:
     flops_per_second: float
     memory_bytes: float
     memory_bytes_per_second: float  # memory bandwidth
-    link_bytes_per_second: float  # sent to neighbors, or within a node, over all links together
     source: str
     devices_per_chip: int = 1  # jax devices of a chip, which share these rates and this memory
-    clock_hz: float | None = None  # if it follows from the peak and the size of the matrix units
 
 
-CLOUD_TPU_SOURCE = 'docs.cloud.google.com/tpu/docs/{}, November 2026; links: half of the bidirectional bandwidth'
-NVIDIA_SOURCE = 'NVIDIA, data sheet of the {}; links: half of the bandwidth of NVLink'
-TPU_V4_SOURCE = CLOUD_TPU_SOURCE.format('v4') + '; links: Jouppi et al. (2023)'
+CLOUD_TPU_SOURCE = 'docs.cloud.google.com/tpu/docs/{}, November 2026'
+NVIDIA_SOURCE = 'NVIDIA, data sheet of the {}'
 BYTES_PER_GIB = 2**30
 NUM_LANES = 128  # of a vector register of a TPU: numbers of the last dimension of an array that are stored together
 
 CHIPS = {
-    'v4': ChipSpec(('TPU v4',), 275e12, 32 * BYTES_PER_GIB, 1200e9, 300e9, TPU_V4_SOURCE, clock_hz=1.05e9),
-    'v5e': ChipSpec(
-        ('TPU v5 lite', 'TPU v5e'),
-        197e12,
-        16 * BYTES_PER_GIB,
-        819e9,
-        200e9,
-        CLOUD_TPU_SOURCE.format('v5e'),
-        clock_hz=1.5e9,
-    ),
-    'v5p': ChipSpec(
-        ('TPU v5p', 'TPU v5'),
-        459e12,
-        95 * BYTES_PER_GIB,
-        2765e9,
-        600e9,
-        CLOUD_TPU_SOURCE.format('v5p'),
-        clock_hz=1.75e9,
-    ),
-    'v6e': ChipSpec(
-        ('TPU v6 lite', 'TPU v6e'), 918e12, 32 * BYTES_PER_GIB, 1638e9, 400e9, CLOUD_TPU_SOURCE.format('v6e')
-    ),
-    'tpu7x': ChipSpec(
-        ('TPU7x',), 2307e12, 192 * BYTES_PER_GIB, 7380e9, 600e9, CLOUD_TPU_SOURCE.format('tpu7x'), devices_per_chip=2
-    ),
-    'a100': ChipSpec(('NVIDIA A100-SXM4-80GB',), 312e12, 80e9, 2039e9, 300e9, NVIDIA_SOURCE.format('A100 SXM 80GB')),
-    'h100': ChipSpec(('NVIDIA H100 80GB HBM3',), 989e12, 80e9, 3350e9, 450e9, NVIDIA_SOURCE.format('H100 SXM')),
-    'h200': ChipSpec(('NVIDIA H200',), 989e12, 141e9, 4800e9, 450e9, NVIDIA_SOURCE.format('H200 SXM')),
-    'b200': ChipSpec(('NVIDIA B200',), 2250e12, 180e9, 8000e9, 900e9, NVIDIA_SOURCE.format('HGX B200')),
+    'v4': ChipSpec(('TPU v4',), 275e12, 32 * BYTES_PER_GIB, 1200e9, CLOUD_TPU_SOURCE.format('v4')),
+    'v5e': ChipSpec(('TPU v5 lite', 'TPU v5e'), 197e12, 16 * BYTES_PER_GIB, 819e9, CLOUD_TPU_SOURCE.format('v5e')),
+    'v5p': ChipSpec(('TPU v5p', 'TPU v5'), 459e12, 95 * BYTES_PER_GIB, 2765e9, CLOUD_TPU_SOURCE.format('v5p')),
+    'v6e': ChipSpec(('TPU v6 lite', 'TPU v6e'), 918e12, 32 * BYTES_PER_GIB, 1638e9, CLOUD_TPU_SOURCE.format('v6e')),
+    'tpu7x': ChipSpec(('TPU7x',), 2307e12, 192 * BYTES_PER_GIB, 7380e9, CLOUD_TPU_SOURCE.format('tpu7x'), 2),
+    'a100': ChipSpec(('NVIDIA A100-SXM4-80GB',), 312e12, 80e9, 2039e9, NVIDIA_SOURCE.format('A100 SXM 80GB')),
+    'h100': ChipSpec(('NVIDIA H100 80GB HBM3',), 989e12, 80e9, 3350e9, NVIDIA_SOURCE.format('H100 SXM')),
+    'h200': ChipSpec(('NVIDIA H200',), 989e12, 141e9, 4800e9, NVIDIA_SOURCE.format('H200 SXM')),
+    'b200': ChipSpec(('NVIDIA B200',), 2250e12, 180e9, 8000e9, NVIDIA_SOURCE.format('HGX B200')),
 }
 
 

@@ -1,7 +1,8 @@
-"""Description of the environment of a process: versions, commit, platform, devices."""
+"""Description of the environment of a process: versions, commit, platform, processor, devices."""
 
 import os
 import platform
+import re
 import subprocess
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
@@ -36,11 +37,18 @@ def get_commit() -> str | None:
 
     try:
         run_git('ls-files', '--error-unmatch', __file__)
-        return run_git('rev-parse', 'HEAD') + (
-            '+' if run_git('status', '--porcelain', '--untracked-files=no') else ''
-        )
+        has_changes = run_git('status', '--porcelain', '--untracked-files=no')
+        return run_git('rev-parse', 'HEAD') + ('+' if has_changes else '')
     except (OSError, subprocess.CalledProcessError):
         return None
+
+
+def make_processor_key() -> str:
+    """Return a text that differs between processors with other instructions."""
+    path = Path('/proc/cpuinfo')
+    cpu_info = path.read_text(encoding='utf-8') if path.exists() else ''
+    fields = re.findall(r'^(?:model name|flags|Features)\s*:.*', cpu_info, re.MULTILINE)
+    return ' '.join([platform.machine(), platform.processor(), *sorted({*fields})])
 
 
 def describe_code() -> dict[str, str | None]:

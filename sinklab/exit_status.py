@@ -2,7 +2,6 @@
 
 import dataclasses
 import signal
-import traceback
 from typing import Literal
 
 # {kind in outcome.json: exit code}. Every other code, such as that of a process that a signal or jax has ended, means
@@ -10,8 +9,6 @@ from typing import Literal
 EXIT_CODES = {'done': 0, 'refused': 1, 'crashed': 1, 'diverged': 3, 'lost': 75, 'stopped': 128 + signal.SIGTERM}
 FINAL_EXIT_CODES = 0, 1, 3, 128 + signal.SIGINT  # after which a scheduler does not start a run again
 STOP_SIGNALS = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
-SAME_SIGNAL_SECONDS = 1.0  # seconds within which a terminal, a scheduler and a sweep send the same signal
-STOPPING_MESSAGE = 'stopping after this step; send the signal again to stop at once'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,9 +23,3 @@ class ExitStatus:
     @property
     def exit_code(self) -> int:
         return 128 + signal.SIGINT if self.signal_number == signal.SIGINT else EXIT_CODES[self.kind]
-
-
-def make_crash(error: BaseException, kind: Literal['crashed', 'lost'] = 'crashed') -> ExitStatus:
-    """Make the exit status of an unexpected exception, with its traceback."""
-    message = ' '.join(traceback.format_exception_only(error)[-1].split())
-    return ExitStatus(kind, message, ''.join(traceback.format_exception(error)))

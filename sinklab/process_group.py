@@ -14,20 +14,21 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from sinklab.config.differences import format_differences
 from sinklab.errors import UserError, format_error
 
 T = TypeVar('T')
 FLAGS_HINT = 'give --coordinator=HOST:PORT --processes=N --process=I to each process, or --processes=1 for only one'
 # jax aborts all processes this long after it has lost one. It waits as long for the others when one exits.
 HEARTBEAT_SECONDS = 10
-# Sets of environment variables. jax detects a cluster if all variables of a set exist.
-CLUSTER_VARIABLES = [
-    {'SLURM_JOB_ID', 'SLURM_STEP_NODELIST'},
-    {'KUBERNETES_SERVICE_HOST', 'JOB_COMPLETION_INDEX'},
-    {'OMPI_MCA_orte_hnp_uri'},
-    {'TPU_PROCESS_ADDRESSES'},
-    {'MEGASCALE_COORDINATOR_ADDRESS'},
-]
+# Environment variables by which jax detects a cluster: SLURM, Kubernetes, Open MPI, TPU pods, several TPU slices.
+CLUSTER_VARIABLES = {
+    'SLURM_STEP_NODELIST',
+    'JOB_COMPLETION_INDEX',
+    'OMPI_MCA_orte_hnp_uri',
+    'TPU_PROCESS_ADDRESSES',
+    'MEGASCALE_COORDINATOR_ADDRESS',
+}
 TPU_DEVICE_PATTERNS = '/dev/accel[0-9]*', '/dev/vfio/[0-9]*'
 
 
@@ -89,8 +90,10 @@ def join_processes(
     if 0 < len(missing) < 3:
         given = ' '.join(f'{name}={value}' for name, value in flags.items() if value is not None)
         raise UserError(f'{given} without {" and ".join(missing)}; give all three, or none')
-    if not missing:
-        check_flags(coordinator, processes, process)
+    if not missing and not 0 <= process < processes:
+        raise UserError(f'--process={process} --processes={processes}: give whole numbers, 0 <= process < processes')
+    if coordinator and not re.fullmatch(r'(\[[0-9a-fA-F:.]+\]|[^\s:\[\]]+):\d{1,5}', coordinator):
+        raise UserError(f'--coordinator={coordinator} is not HOST:PORT; give e.g. --coordinator=10.0.0.1:8476')
     import jax
 
     # Its service would catch SIGTERM. The train step distributes requests to stop, for SIGINT as well.
@@ -119,13 +122,6 @@ def join_processes(
     return ProcessGroup(global_state.process_id, global_state.num_processes)
 
 
-def check_flags(coordinator: str, processes: int, process: int) -> None:
-    if not 0 <= process < processes:
-        raise UserError(f'--process={process} --processes={processes}: give whole numbers, 0 <= process < processes')
-    if not re.fullmatch(r'(\[[0-9a-fA-F:.]+\]|[^\s:\[\]]+):\d{1,5}', coordinator):
-        raise UserError(f'--coordinator={coordinator} is not HOST:PORT; give e.g. --coordinator=10.0.0.1:8476')
-
-
 def is_in_cluster(environment: Mapping[str, str]) -> bool:
     """Return whether this process belongs to a cluster that jax detects.
 
@@ -139,7 +135,7 @@ def is_in_cluster(environment: Mapping[str, str]) -> bool:
             'or give --processes=1 for one process'
         )
     has_several_tpu_hosts = ',' in environment.get('TPU_WORKER_HOSTNAMES', '')
-    has_variables = any(variables <= environment.keys() for variables in CLUSTER_VARIABLES)
+    has_variables = not CLUSTER_VARIABLES.isdisjoint(environment)
     return has_several_tpu_hosts or has_variables or any(map(glob.glob, TPU_DEVICE_PATTERNS))
 
 
@@ -172,34 +168,25 @@ def set_hang_timer(seconds: float) -> None:
 
 
 def all_gather_or_raise(group: ProcessGroup, function: Callable[[], Any]) -> list[Any]:
-    """Call a function on each process, and all-gather its results, in the order of process indices.
-
-    Args:
-        group: The process group.
-        function: Returns a JSON value, or raises UserError.
+    """Call a function on each process, and all-gather its results, JSON values, in the order of process indices.
 
     Raises:
         UserError: The function raised it on any process; then all processes raise the first message. It begins with
             the index of the process unless all have the same.
     """
     try:
-        own_answer = dict(value=function(), error=None)
+        own_answer: tuple[Any, str | None] = function(), None
     except UserError as error:
-        own_answer = dict(value=None, error=str(error))
-    answers = group.all_gather(own_answer)
-    errors = [answer['error'] for answer in answers]
+        own_answer = None, str(error)
+    values, errors = zip(*group.all_gather(own_answer), strict=True)
     for index, message in enumerate(errors):
         if message:
             raise UserError(message if set(errors) == {message} else f'process {index}: {message}')
-    return [answer['value'] for answer in answers]
+    return list(values)
 
 
 def run_on_all_or_raise(group: ProcessGroup, function: Callable[[], T]) -> T:
     """Call a function on each process, and return its local result, which may be of any type.
-
-    Args:
-        group: The process group.
-        function: Returns any value, or raises UserError.
 
     Raises:
         UserError: The function raised it on any process; then all processes raise it.
@@ -219,17 +206,10 @@ def broadcast_from_primary(group: ProcessGroup, function: Callable[[], Any]) -> 
 
 
 def check_equal_on_all(group: ProcessGroup, values: dict[str, Any]) -> None:
-    """Raise UserError if the values differ between processes.
-
-    Args:
-        group: The process group.
-        values: {what the user reads in the message: its JSON value}.
-    """
+    """Raise UserError if the values, {what the user reads: its JSON value}, differ between processes."""
     first, *others = group.all_gather(values)
     for index, other in enumerate(others, 1):
-        for name in first | other:
-            if (value := other.get(name)) != (expected := first.get(name)):
-                raise UserError(
-                    f'process {index} differs from process 0 in {name}: {value} instead of {expected}; '
-                    'start all of them with the same options'
-                )
+        if differences := format_differences(first, other):
+            raise UserError(
+                f'process {index} differs from process 0 in {differences[0]}; start all of them with the same options'
+            )

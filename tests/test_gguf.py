@@ -18,8 +18,7 @@ from sinklab.data.sources import read_texts
 from sinklab.errors import UserError, format_extra_command
 from sinklab.hf import convert, gguf
 from sinklab.parallel import device_mesh
-from sinklab.run_dir import RunDir
-from sinklab.run_ref import read_spec
+from sinklab.run_dir import RunDir, read_spec
 
 SKIP_REASON = f'transformers, torch or gguf are not installed: {format_extra_command("hf")}, where torch has a wheel'
 torch = pytest.importorskip('torch', reason=SKIP_REASON)

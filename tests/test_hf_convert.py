@@ -14,8 +14,7 @@ from sinklab.data import tokenizer as tokenizer_module
 from sinklab.data.sources import read_texts
 from sinklab.errors import format_extra_command
 from sinklab.hf import convert, files
-from sinklab.run_dir import RunDir
-from sinklab.run_ref import read_spec
+from sinklab.run_dir import RunDir, read_spec
 
 SKIP_REASON = f'transformers and torch are not installed: {format_extra_command("hf")}, where torch has a wheel'
 torch = pytest.importorskip('torch', reason=SKIP_REASON)

@@ -11,7 +11,7 @@ from processes import find_free_port
 HERE = Path(__file__).parent
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_two_processes_with_four_devices_match_one_process(tmp_path):
     """A flag of XLA:CPU once gave wrong gradients on this layout."""
     port, layout_flags = find_free_port(), ['--data=2', '--fsdp=4']

@@ -45,10 +45,7 @@ def corpus_and_url(tmp_path, bucket):
 
 @pytest.mark.parametrize(
     'pattern',
-    [
-        *('*.jsonl', '**/*.jsonl*', 'LICENSE', '**', 'deep/.hidden/*', '[a-d].*', '[!a]*.parquet'),
-        *('odd name#1 [[]x].txt', '*/*', 'deep/**', '**/*.jsonl.gz', '**/*.zst', 'e.parquet#field=text'),
-    ],
+    ['LICENSE', '**', 'deep/.hidden/*', '[a-d].*', 'odd name#1 [[]x].txt', '**/*.jsonl*', 'e.parquet#field=text'],
 )
 def test_source_in_bucket_has_the_documents_of_the_files(corpus_and_url, pattern):
     folder, url = corpus_and_url

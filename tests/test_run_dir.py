@@ -9,9 +9,7 @@ from tiny_runs import write_checkpoints
 
 from sinklab.config.spec import CHANGEABLE_FIELDS, Layout, Spec
 from sinklab.errors import UserError
-from sinklab.resume_checks import check_run_dir, list_changes
-from sinklab.run_dir import MetricsWriter, RunDir
-from sinklab.run_ref import parse_run_ref, read_spec
+from sinklab.run_dir import MetricsWriter, RunDir, check_run_dir, list_changes, parse_run_ref, read_spec
 from sinklab.storage.files import DamagedFileError
 from sinklab.storage.paths import parse_path
 from sinklab.sweep import plan
@@ -139,7 +137,7 @@ def test_more_steps_of_cosine_are_refused(tmp_path):
     folder = RunDir(tmp_path / 'run')
     cosine_changes = dict(optimizer__schedule='cosine', optimizer__final_share=0.1)
     folder.initialize(make_tiny_spec(**cosine_changes), {})
-    with pytest.raises(UserError, match=r'cosine.* 8 to 20.*--from'):
+    with pytest.raises(UserError, match=r' 8 -> 20.*cosine.*--from'):
         check_run_dir(folder, make_tiny_spec(**cosine_changes, optimizer__steps=20))
 
 

@@ -18,7 +18,7 @@ from sinklab.analysis.run_model import RunModel
 from sinklab.config.spec import Spec
 from sinklab.errors import UserError, format_error
 from sinklab.hf import gguf
-from sinklab.run_ref import GGUF_PREFIX, MODEL_PREFIXES
+from sinklab.run_dir import GGUF_PREFIX, MODEL_PREFIXES
 
 MIN_LENGTH = 32  # shorter texts are padded to this length
 BOOTSTRAP_ITERATIONS = 1000  # for the bootstrapped standard error
@@ -146,7 +146,7 @@ def match_tasks(manager: TaskManager, task_names: list[str]) -> list[str]:
 def load_lm(model_ref: str) -> LM:
     """Load a checkpoint of a run, or an open model by the Hugging Face loader of lm-evaluation-harness."""
     if not model_ref.startswith(MODEL_PREFIXES):
-        return SinklabLM(RunModel(*resolve_checkpoint(model_ref, accepts_hf_models=True)))
+        return SinklabLM(RunModel(*resolve_checkpoint(model_ref)))
     model_dir = gguf.find_model_dir(model_ref)
     try:
         import torch

@@ -10,8 +10,7 @@ from sinklab.checkpoint import digests
 from sinklab.config.spec import DtypeName
 from sinklab.errors import UserError, format_extra_command
 from sinklab.hf import gguf
-from sinklab.run_dir import RunDir
-from sinklab.run_ref import MODEL_PREFIXES, is_hf_model, make_missing_run_error, parse_run_ref, select_steps
+from sinklab.run_dir import MODEL_PREFIXES, RunDir, check_has_run, parse_run_ref, select_steps
 
 
 def open_model(model_ref: str, bos: BosMode = 'auto', dtype: str | None = None) -> MeasurableModel:
@@ -29,7 +28,7 @@ def open_model(model_ref: str, bos: BosMode = 'auto', dtype: str | None = None) 
         except ImportError as error:
             raise UserError(f'{model_ref} needs {error.name}; install it: {format_extra_command("hf")}') from error
         return HFModel(model_dir, bos, model_ref, dtype or DEFAULT_DTYPE)
-    return RunModel(*resolve_checkpoint(model_ref, accepts_hf_models=True), bos, dtype)
+    return RunModel(*resolve_checkpoint(model_ref), bos, dtype)
 
 
 def open_all_checkpoints(run_ref: str, bos: BosMode = 'auto', dtype: str | None = None) -> Iterator[MeasurableModel]:
@@ -40,21 +39,18 @@ def open_all_checkpoints(run_ref: str, bos: BosMode = 'auto', dtype: str | None 
     return (RunModel(run_dir, saved_step, bos, dtype) for saved_step in select_steps(run_dir, step))
 
 
-def resolve_checkpoint(run_ref: str, accepts_hf_models: bool = False) -> tuple[RunDir, int]:
+def resolve_checkpoint(run_ref: str) -> tuple[RunDir, int]:
     """Return the run directory and the step of RUN@STEP; of RUN, the newest complete step."""
-    run_dir, step = resolve_run(run_ref, accepts_hf_models)
+    run_dir, step = resolve_run(run_ref)
     return run_dir, digests.select_checkpoint(run_dir, step)
 
 
-def resolve_run(run_ref: str, accepts_hf_models: bool = False) -> tuple[RunDir, int | None]:
+def resolve_run(run_ref: str) -> tuple[RunDir, int | None]:
     """Return the run directory of RUN[@STEP], and the step or None.
 
     Raises:
         UserError: There is no run of sinklab.
     """
-    if run_ref.startswith(MODEL_PREFIXES):
-        raise make_missing_run_error(run_ref)
     run_dir, step = parse_run_ref(run_ref)
-    if not run_dir.has_run() or is_hf_model(run_dir):
-        raise make_missing_run_error(str(run_dir), accepts_hf_models)
+    check_has_run(run_dir)
     return run_dir, step

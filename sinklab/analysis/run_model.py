@@ -30,8 +30,7 @@ from sinklab.model.learned_kv import LEARNED_KV_KINDS, count_learned_kv
 from sinklab.model.transformer import compute_logits
 from sinklab.parallel import sharding
 from sinklab.parallel.device_mesh import make_one_device_mesh
-from sinklab.run_dir import RunDir
-from sinklab.run_ref import read_spec
+from sinklab.run_dir import RunDir, read_spec
 from sinklab.train import sink_probe, state
 from sinklab.train.step import make_hidden_states_fn
 from sinklab.train.validation_loss import make_token_loss

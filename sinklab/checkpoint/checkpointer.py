@@ -20,9 +20,9 @@ from sinklab.config.differences import format_differences
 from sinklab.config.spec import CheckpointConfig
 from sinklab.errors import UserError, format_error, print_status
 from sinklab.process_group import ProcessGroup, all_gather_or_raise, broadcast_from_primary
-from sinklab.run_dir import RunDir
-from sinklab.storage.files import list_entries, move_folder, open_writable_folder, remove_folder
-from sinklab.storage.paths import is_remote, make_absolute
+from sinklab.run_dir import RunDir, select_steps
+from sinklab.storage.files import list_entries, open_writable_folder, remove_folder
+from sinklab.storage.paths import get_file_system, is_remote, make_absolute
 
 # Orbax logs an error of the storage with a traceback in several threads; it also raises the error.
 logging.getLogger('absl').setLevel(logging.CRITICAL)
@@ -89,7 +89,10 @@ class Checkpointer:
         target = self.run_dir.path / 'damaged' / str(step)
         with open_writable_folder(target.parent):
             remove_folder(target)  # of an earlier attempt
-            move_folder(self.get_path(step), target)
+            if is_remote(target):
+                get_file_system().mv(os.fspath(self.get_path(step)), os.fspath(target), recursive=True)
+            else:
+                self.get_path(step).rename(target)
         return f'{self.get_path(step)} is skipped: {damage}; it is moved to {target}'
 
     def restore(self, step: int, abstract_state: dict) -> dict:
@@ -103,17 +106,10 @@ class Checkpointer:
 
     def check_compatible(self, step: int, abstract_state: dict) -> None:
         metadata = read_metadata(self.get_path(step))
-        saved_data = metadata.custom_metadata['data']
-        order = self.data_fingerprint.get('order')
-        if data_differences := format_differences(saved_data | dict(order=order), self.data_fingerprint):
+        if differences := format_differences(metadata.custom_metadata['data'], self.data_fingerprint):
             raise UserError(
-                f'{self.run_dir} was trained on other data ({", ".join(data_differences)}); restore that data, '
-                'or give a new --workdir'
-            )
-        if saved_data.get('order', order) != order:
-            raise UserError(
-                f'the order of the data of {self.run_dir} has changed, e.g. with another version of grain; install '
-                f'the versions in {self.run_dir}/environment.json, or give a new --workdir'
+                f'{self.run_dir} was trained on other data ({", ".join(differences)}); restore that data, or if only '
+                f'its order differs, the version of grain in {self.run_dir}/environment.json, or give a new --workdir'
             )
         check_same_model(self.get_path(step), metadata.metadata, abstract_state)
 
@@ -196,18 +192,18 @@ def read_metadata(checkpoint: Path) -> Any:
     return metadata
 
 
-def load_state(checkpoint: Path, abstract_state: Any, partial_load: bool = False) -> Any:
-    """Load the leaves of a checkpoint that `abstract_state` has; with `partial_load` it need not have all of them."""
-    with use_orbax_context(checkpoint, partial_load), translate_read_errors(checkpoint):
+def load_state(checkpoint: Path, abstract_state: Any) -> Any:
+    """Load the leaves of a checkpoint that `abstract_state` has; it need not have all of them."""
+    with use_orbax_context(checkpoint), translate_read_errors(checkpoint):
         return ocp.load(make_absolute(checkpoint), abstract_state, checkpointable_name='state')
 
 
 @contextlib.contextmanager
-def use_orbax_context(path: Path, partial_load: bool = False) -> Iterator[None]:
+def use_orbax_context(path: Path) -> Iterator[None]:
     """Use an Orbax context that creates folders before its threads, which would wait 300 s for a missing one."""
     context = ocp.Context()
     context.asynchronous.create_directories_asynchronously = False
-    context.pytree.loading.partial_load = partial_load
+    context.pytree.loading.partial_load = True
     if is_remote(path):  # nothing is renamed in a bucket: a save there ends with a commit file
         context.atomicity.mode = ocp.options.AtomicityMode.COMMIT_FILE
     with context:
@@ -233,10 +229,6 @@ def translate_save_errors(checkpoint: Path) -> Iterator[None]:
     """Translate the errors of TensorStore, which are ValueErrors, into OSErrors with the errno in their text."""
     try:
         yield
-    except OSError as error:
-        if error.errno:
-            error.filename = error.filename or str(checkpoint)
-        raise
     except ValueError as error:
         match = re.search(r'OS error (\d+)', str(error))
         code = int(match[1]) if match else errno.ENOSPC if 'RESOURCE_EXHAUSTED' in str(error) else errno.EIO
@@ -281,25 +273,19 @@ def restore_parameters(path: str | Path, step: int, dtype: str | None = None, ab
         UserError: The checkpoint is missing, damaged, or of another model than `abstract_params`.
     """
     run_dir = RunDir(path)
+    select_steps(run_dir, step)
     checkpoint = run_dir.checkpoint_dir / str(step)
-    if step not in run_dir.list_checkpoint_steps():
-        raise UserError(
-            f'{checkpoint} does not exist; {run_dir} has {run_dir.list_checkpoint_steps() or "no checkpoints"}'
-        )
     if damage := digests.find_damage(checkpoint):
         raise UserError(f'{checkpoint} is damaged: {damage}; use another step, see sinklab checkpoint verify')
     saved_params = read_metadata(checkpoint).metadata['params']
-    if abstract_params is None:
-        target = jax.tree.map(lambda leaf: np.empty(leaf.shape, get_restore_dtype(leaf, dtype)), saved_params)
-    else:
+    if abstract_params is not None:
         check_same_model(checkpoint, saved_params, abstract_params)
-        target = jax.tree.map(
-            lambda leaf: jax.ShapeDtypeStruct(leaf.shape, get_restore_dtype(leaf, dtype), sharding=leaf.sharding),
-            abstract_params,
-        )
-    return load_state(checkpoint, {'params': target}, partial_load=True)['params']
 
+    def make_target(leaf: Any) -> Any:
+        leaf_dtype = jnp.dtype(dtype) if dtype and jnp.issubdtype(leaf.dtype, jnp.floating) else leaf.dtype
+        if abstract_params is None:
+            return np.empty(leaf.shape, leaf_dtype)
+        return jax.ShapeDtypeStruct(leaf.shape, leaf_dtype, sharding=leaf.sharding)
 
-def get_restore_dtype(leaf: Any, dtype: str | None) -> jnp.dtype:
-    """Return the dtype to restore a leaf in; only floating-point leaves are converted."""
-    return jnp.dtype(dtype) if dtype and jnp.issubdtype(leaf.dtype, jnp.floating) else leaf.dtype
+    target = jax.tree.map(make_target, saved_params if abstract_params is None else abstract_params)
+    return load_state(checkpoint, {'params': target})['params']

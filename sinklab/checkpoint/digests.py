@@ -11,11 +11,12 @@ import re
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Annotated
+
+import msgspec
 
 from sinklab.errors import UserError
-from sinklab.run_dir import COMMIT_FILE, RunDir
-from sinklab.run_files import FileDigests
-from sinklab.run_ref import select_steps
+from sinklab.run_dir import COMMIT_FILE, RunDir, select_steps
 from sinklab.storage.files import hash_file, list_file_infos, poll_until, read_json, write_text
 from sinklab.storage.paths import is_remote
 
@@ -24,13 +25,15 @@ NO_DIGESTS = 'it has no digests: its save was interrupted, or is still running'
 PROCESS_PATTERN = re.compile(r'(?:^|\.)process_(\d+)(?:/|$)')  # in Orbax's names of files that one process writes
 
 
-def write_digests(checkpoint: Path, process: int, num_processes: int) -> None:
-    """Write the digests of the files of a committed checkpoint that one process has saved.
+class FileDigests(msgspec.Struct):
+    """digests_PROCESS.json: the files that one process has saved, {name: (bytes, digest)}."""
 
-    Args:
-        checkpoint: The folder of the checkpoint.
-        process: Index of this process.
-        num_processes: Number of processes that have saved the checkpoint.
+    processes: Annotated[int, msgspec.Meta(ge=1)]
+    files: dict[str, tuple[int, str]]
+
+
+def write_digests(checkpoint: Path, process: int, num_processes: int) -> None:
+    """Write the digests of the files of a committed checkpoint that one of several processes has saved.
 
     Raises:
         FileNotFoundError: The files of this process, or the manifest without which none can be restored, are missing.
@@ -38,7 +41,9 @@ def write_digests(checkpoint: Path, process: int, num_processes: int) -> None:
 
     def list_own_names() -> list[str]:
         names = [name for name in list_saved_files(checkpoint) if get_writer(name, num_processes) == process]
-        return [] if process == 0 and not has_manifest(names) else names
+        # Orbax merges the folders of processes, or skips that silently.
+        is_merged = any(name.endswith('/manifest.ocdbt') and 'ocdbt.process_' not in name for name in names)
+        return names if process or is_merged else []
 
     if not (names := poll_until(list_own_names)):
         raise FileNotFoundError(f'{checkpoint} lacks files that were saved')
@@ -70,11 +75,6 @@ def get_writer(name: str, num_processes: int) -> int:
     return int(match[1]) if match and int(match[1]) < num_processes else 0
 
 
-def has_manifest(names: Iterable[str]) -> bool:
-    """Return whether the arrays can be restored: Orbax merges the folders of processes, or skips that silently."""
-    return any(name.endswith('/manifest.ocdbt') and 'ocdbt.process_' not in name for name in names)
-
-
 def get_digest_path(checkpoint: Path, process: int) -> Path:
     return checkpoint / f'digests_{process}.json'
 
@@ -98,13 +98,7 @@ def read_digests(checkpoint: Path) -> dict[str, tuple[int, str]] | None:
 
 
 def find_damage(checkpoint: Path, process: int = 0, num_processes: int = 1) -> str | None:
-    """Verify a share of the files of a checkpoint; describe the first damage, or return None.
-
-    Args:
-        checkpoint: The folder of the checkpoint.
-        process: Index of this process, which determines its share.
-        num_processes: Number of processes that share the files.
-    """
+    """Verify the share of the files of a checkpoint that one process reads; describe a damage, or return None."""
     try:
         files = poll_until(lambda: read_digests(checkpoint)) if num_processes > 1 else read_digests(checkpoint)
     except UserError as error:
@@ -116,8 +110,8 @@ def find_damage(checkpoint: Path, process: int = 0, num_processes: int = 1) -> s
     for name in names:
         if name not in found:
             return f'{name} is missing'
-        (size, digest) = files[name]
-        (found_size, found_digest) = found[name]
+        size, digest = files[name]
+        found_size, found_digest = found[name]
         is_comparable = digest.split()[:-1] == found_digest.split()[:-1]  # else it was copied from or to a bucket
         if found_size != size or (is_comparable and found_digest != digest):
             return f'{name} differs from what was saved'

@@ -12,7 +12,7 @@ import argparse
 import json
 
 from sinklab.cli import hf
-from sinklab.run_ref import parse_run_ref, select_steps
+from sinklab.run_dir import parse_run_ref, select_steps
 
 ACTIONS = {
     'ls': 'list the checkpoints of a run; arrays are not read',
@@ -58,14 +58,15 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
 def list_checkpoints(args: argparse.Namespace) -> int:
     from sinklab.checkpoint import digests
     from sinklab.cli import terminal
-    from sinklab.storage.files import compute_size
+    from sinklab.storage.files import list_file_infos
 
     run_dir, chosen_step = parse_run_ref(args.run)
     rows = []
     for step in select_steps(run_dir, chosen_step):
         path = run_dir.checkpoint_dir / str(step)
         is_complete = digests.read_digests(path) is not None
-        rows.append(dict(step=step, bytes=compute_size(path), is_complete=is_complete))
+        size = sum(info['size'] for info in list_file_infos(path).values())
+        rows.append(dict(step=step, bytes=size, is_complete=is_complete))
     if args.json:
         print(json.dumps(rows, indent=2))
     else:

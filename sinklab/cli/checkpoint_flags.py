@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from sinklab.config.spec import Spec
 from sinklab.errors import UserError
-from sinklab.run_ref import MODEL_PREFIXES
+from sinklab.run_dir import MODEL_PREFIXES
 
 if TYPE_CHECKING:
     import numpy as np
@@ -47,7 +47,7 @@ def load_checkpoint(model_ref: str) -> 'RunModel':
         model = RunModel(get_cached_import(model_ref), 0)
         model.name = model_ref
     else:
-        model = RunModel(*resolve_checkpoint(model_ref, accepts_hf_models=True))
+        model = RunModel(*resolve_checkpoint(model_ref))
     for remark in model.remarks:
         print(f'{model.name}: {remark}', file=sys.stderr)
     return model

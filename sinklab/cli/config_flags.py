@@ -14,8 +14,7 @@ from sinklab.config.differences import flatten_dict
 from sinklab.config.spec import FiniteFloat, Spec, get_field_types, is_changeable
 from sinklab.config.validate import parse_config, parse_value
 from sinklab.errors import UserError, format_error, format_unknown_name, raise_errors
-from sinklab.run_dir import RunDir
-from sinklab.run_ref import read_spec
+from sinklab.run_dir import RunDir, read_spec
 
 EXAMPLES = {'get_config': 'configs/quickstart.py', 'CLAIMS': 'configs/claims.py'}  # of what a config file defines
 

@@ -10,11 +10,9 @@ from typing import Any
 
 from sinklab.cli.flag_types import positive_int
 from sinklab.errors import UserError, format_error
-from sinklab.run_dir import RunDir
-from sinklab.run_ref import GGUF_PREFIX, HF_PREFIX, read_spec
-from sinklab.storage.cache_dir import get_cache_dir
+from sinklab.run_dir import GGUF_PREFIX, HF_PREFIX, RunDir, read_spec
 from sinklab.storage.files import TEMPORARY_SUFFIX, open_writable_folder
-from sinklab.storage.paths import check_checkpoint_path, join_path, make_absolute, parse_path
+from sinklab.storage.paths import check_checkpoint_path, get_cache_dir, join_path, make_absolute, parse_path
 
 IMPORT_VERSION = 3  # version of the defaults: a run that started from an import with older ones still finds that one
 

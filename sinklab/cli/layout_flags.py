@@ -40,8 +40,8 @@ def set_compilation_cache(folder: str | None) -> None:
     """
     import jax
 
-    from sinklab.machine import make_processor_key
-    from sinklab.storage.cache_dir import get_cache_dir
+    from sinklab.environment import make_processor_key
+    from sinklab.storage.paths import get_cache_dir
 
     folder = folder or jax.config.jax_compilation_cache_dir
     if not folder:

@@ -18,11 +18,11 @@ from sinklab.config.spec import Spec
 from sinklab.errors import print_status
 from sinklab.metrics.registry import HEADLINE_METRIC
 from sinklab.run_dir import RunDir
-from sinklab.storage.errors import is_storage_error
 from sinklab.storage.files import DamagedFileError
 from sinklab.storage.paths import is_remote
 from sinklab.sweep.plan import SweepRun
 from sinklab.train.callbacks import Callback, summarize_newest_attempt
+from sinklab.train.run_outcome import is_storage_error
 
 LOG_SECONDS = 10.0  # seconds between two lines of a log
 SPEED_SECONDS = 600.0  # seconds over which the speed is averaged that gives the remaining time

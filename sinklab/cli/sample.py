@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from sinklab.cli import checkpoint_flags
 from sinklab.cli.flag_types import non_negative_float, non_negative_int, positive_int
 from sinklab.errors import UserError
-from sinklab.run_ref import MODEL_PREFIXES
+from sinklab.run_dir import MODEL_PREFIXES
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

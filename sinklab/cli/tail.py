@@ -14,8 +14,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sinklab.run_dir import RunDir
-from sinklab.run_ref import read_spec
+from sinklab.run_dir import RunDir, read_spec
 from sinklab.storage.folder_lock import is_held
 from sinklab.storage.paths import is_remote, make_absolute, parse_path
 

@@ -32,8 +32,7 @@ from sinklab.process_group import (
     limit_shutdown,
     run_on_all_or_raise,
 )
-from sinklab.run_dir import RunDir
-from sinklab.run_ref import MODEL_PREFIXES, format_run_ref, parse_run_ref, read_spec
+from sinklab.run_dir import MODEL_PREFIXES, RunDir, format_run_ref, parse_run_ref, read_spec
 from sinklab.storage.paths import join_path, make_absolute, resolve_path
 
 

@@ -31,9 +31,8 @@ from sinklab.data.sources import SOURCES, open_source, read_texts
 from sinklab.data.store import META_FILE, PROBE_FILE, TOKENIZER_FILE, Store
 from sinklab.data.tokenizer import compute_tokenizer_digest
 from sinklab.errors import UserError, format_unknown_name, print_status
-from sinklab.storage.cache_dir import get_cache_dir
 from sinklab.storage.files import read_arrays
-from sinklab.storage.paths import parse_path
+from sinklab.storage.paths import get_cache_dir, parse_path
 
 
 @dataclasses.dataclass(frozen=True)

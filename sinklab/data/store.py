@@ -19,9 +19,8 @@ from filelock import FileLock
 
 from sinklab.data.tokenizer import Tokenizer, load_tokenizer, read_tokenizer_json
 from sinklab.errors import UserError, format_error, format_unknown_name, print_status
-from sinklab.storage.cache_dir import get_cache_dir
 from sinklab.storage.files import hash_file, open_writable_folder, read_json, write_text
-from sinklab.storage.paths import get_file_system, is_remote, parse_path
+from sinklab.storage.paths import get_cache_dir, get_file_system, is_remote, parse_path
 
 FORMAT_VERSION = 3  # of all files of a store
 SPLITS = ('train', 'held_out')

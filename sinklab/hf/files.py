@@ -15,7 +15,7 @@ import numpy as np
 
 from sinklab.errors import UserError, format_error, format_extra_command
 from sinklab.parallel import device_mesh
-from sinklab.run_ref import GGUF_PREFIX, HF_PREFIX
+from sinklab.run_dir import GGUF_PREFIX, HF_PREFIX
 from sinklab.storage.files import read_json, resolve_name
 
 MODEL_FILE, INDEX_FILE, CONFIG_FILE = 'model.safetensors', 'model.safetensors.index.json', 'config.json'

@@ -17,9 +17,9 @@ from typing import Any
 from sinklab.errors import UserError, format_error
 from sinklab.hf import files
 from sinklab.hf.files import import_hf_library, suppress_transformers_logs
-from sinklab.run_ref import GGUF_PREFIX
-from sinklab.storage.cache_dir import get_cache_dir
+from sinklab.run_dir import GGUF_PREFIX
 from sinklab.storage.files import TEMPORARY_SUFFIX, open_writable_folder
+from sinklab.storage.paths import get_cache_dir
 
 CONVERSION_VERSION = 5  # a file that an older version has converted is converted again
 ORIGIN_FILE = 'sinklab_gguf.json'  # in a converted folder: remarks on its conversion

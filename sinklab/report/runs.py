@@ -13,8 +13,7 @@ from sinklab.metrics import registry
 from sinklab.metrics.emergence import find_emergence, find_first_heads
 from sinklab.metrics.metric import FigureSpec, MetricInfo
 from sinklab.metrics.sink import SINK_THRESHOLD
-from sinklab.run_dir import RunDir
-from sinklab.run_ref import format_parent, format_run_ref
+from sinklab.run_dir import RunDir, format_parent, format_run_ref
 from sinklab.storage.files import read_arrays
 
 DELETE_REMEDY = 'delete it to omit it from the report'

@@ -1,10 +1,9 @@
 """Files and folders on a disk or in a bucket: checked reads, atomic writes, listing, moving and deleting."""
 
 import contextlib
+import functools
 import hashlib
-import json
 import os
-import shutil
 import tempfile
 import time
 import uuid
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
+from etils import epath
 
 from sinklab.errors import UserError, format_error, print_status
 from sinklab.storage.paths import get_file_system, is_remote
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 TEMPORARY_SUFFIX = '.unfinished'
 SHARED_DISK_SECONDS = 5.0  # seconds until a network file system shows a new file on all hosts
 RESTORE_REMEDY = 'restore it from a copy, or use another folder'
-PRINTED_WARNINGS: set[str] = set()
 T = TypeVar('T')
 
 
@@ -45,18 +44,13 @@ def read_json(path: Path, schema: Any = dict, remedy: str = RESTORE_REMEDY) -> A
         DamagedFileError: It is no JSON, has infinities or NaN, or does not match the schema.
     """
     try:
-        # json and not msgspec, which refuses lone surrogates: names of files that are not UTF-8 have them.
-        decoded = json.loads(path.read_bytes(), parse_constant=refuse_constant)
+        decoded = msgspec.json.decode(path.read_bytes())
         msgspec.convert(decoded, schema)
     except IsADirectoryError as error:
         raise DamagedFileError(f'{path} is a folder instead of a file; move it away') from error
-    except (ValueError, RecursionError, msgspec.ValidationError) as error:
+    except (msgspec.DecodeError, UnicodeError, RecursionError) as error:
         raise DamagedFileError(f'{path} is damaged ({format_error(error).replace("`", "")}); {remedy}') from error
     return decoded
-
-
-def refuse_constant(text: str) -> None:
-    raise ValueError(f'{text} is not a number of JSON')
 
 
 def read_arrays(
@@ -82,11 +76,10 @@ def read_arrays(
         raise DamagedFileError(f'{path} is damaged ({format_error(error)}); {remedy}') from error
 
 
+@functools.cache
 def warn_once(message: str) -> None:
     """Print a warning on stderr, once per process."""
-    if message not in PRINTED_WARNINGS:
-        PRINTED_WARNINGS.add(message)
-        print_status(f'sinklab: {message}')
+    print_status(f'sinklab: {message}')
 
 
 @contextlib.contextmanager
@@ -159,11 +152,6 @@ def raise_unless_missing(error: OSError) -> None:
         raise error
 
 
-def compute_size(folder: Path) -> int:
-    """Return the size in bytes of all files below a folder."""
-    return sum(info['size'] for info in list_file_infos(folder).values())
-
-
 def hash_file(path: Path) -> str:
     """Return the SHA-256 of a local file."""
     with path.open('rb') as file:
@@ -172,19 +160,7 @@ def hash_file(path: Path) -> str:
 
 def remove_folder(folder: Path) -> None:
     """Delete a folder and its content, if it exists."""
-    if is_remote(folder):
-        with contextlib.suppress(FileNotFoundError):
-            get_file_system().rm(os.fspath(folder), recursive=True)
-    elif folder.exists():
-        shutil.rmtree(folder)
-
-
-def move_folder(folder: Path, target: Path) -> None:
-    """Move a folder within a disk or a bucket."""
-    if is_remote(folder):
-        get_file_system().mv(os.fspath(folder), os.fspath(target), recursive=True)
-    else:
-        folder.rename(target)
+    epath.Path(folder).rmtree(missing_ok=True)
 
 
 def poll_until(read: Callable[[], T]) -> T:
@@ -198,15 +174,8 @@ def poll_until(read: Callable[[], T]) -> T:
     return result
 
 
-def resolve_name(folder: Path, name: Any, file: object) -> Path:
-    """Return the path below a folder of a name that was read from a file.
-
-    Raises:
-        DamagedFileError: The name is no text, is absolute, or leads out of the folder.
-    """
-    is_relative = isinstance(name, str) and not any(part in ('', '.', '..') for part in name.split('/'))
-    if not is_relative or '\\' in name:
-        raise DamagedFileError(
-            f'{file} names {str(name)[:80]!a}, which is no path inside its folder; download it again'
-        )
+def resolve_name(folder: Path, name: str, file: object) -> Path:
+    """Return the path of a name that was read from a file; raise DamagedFileError if it is not below the folder."""
+    if '\\' in name or any(part in ('', '.', '..') for part in name.split('/')):
+        raise DamagedFileError(f'{file} names {name[:80]!a}, which is no path inside its folder; download it again')
     return folder / name

@@ -13,7 +13,6 @@ import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import msgspec
 from filelock import FileLock, Timeout
 
 from sinklab.errors import UserError, print_status
@@ -22,14 +21,6 @@ from sinklab.storage.paths import is_remote
 
 LOCK_FILE, OWNER_FILE = 'run.lock', 'owner.json'
 DEFAULT_GRACE_SECONDS = 30.0  # seconds that a job may take to stop
-
-
-class Owner(msgspec.Struct):
-    """owner.json."""
-
-    token: str
-    host: str
-    process: int
 
 
 class FolderTakenError(UserError):
@@ -118,11 +109,11 @@ def is_held(folder: Path) -> bool:
 def read_owner(folder: Path) -> dict:
     """Read owner.json of a folder; {} if it is missing or being written."""
     try:
-        return read_json(folder / OWNER_FILE, Owner)
+        return read_json(folder / OWNER_FILE)
     except (FileNotFoundError, UserError):
         return {}
 
 
 def describe_owner(folder: Path) -> str:
     owner = read_owner(folder)
-    return f'process {owner["process"]} on {owner["host"]}' if owner else 'another process'
+    return f'process {owner.get("process")} on {owner.get("host")}' if owner else 'another process'

@@ -6,6 +6,8 @@ import posixpath
 from pathlib import Path
 from typing import Any
 
+from platformdirs import user_cache_dir
+
 from sinklab.errors import UserError, format_extra_command
 
 os.environ['EPATH_USE_TF'] = 'false'  # otherwise etils uses TensorFlow for buckets if it is installed
@@ -67,6 +69,18 @@ def get_file_system() -> Any:
     return fsspec.filesystem('gs')
 
 
+def get_cache_dir() -> Path:
+    """Return the cache folder of stores, models and programs: $SINKLAB_CACHE, or `sinklab` in that of the user.
+
+    Raises:
+        UserError: $SINKLAB_CACHE is a URL.
+    """
+    cache_dir = os.environ.get('SINKLAB_CACHE') or user_cache_dir('sinklab')
+    if '://' in cache_dir:
+        raise UserError(f'SINKLAB_CACHE={cache_dir} is not a local folder; set it to one')
+    return Path(cache_dir)
+
+
 def make_absolute(path: Path) -> Path:
     return path if is_remote(path) else path.absolute()
 
@@ -86,11 +100,8 @@ def check_checkpoint_path(path: Path) -> None:
 
 
 def make_relative(path: Path, start: Path) -> str:
-    """Return a path relative to `start`; between a disk and a bucket, or two buckets, the absolute path."""
-    bucket, other_bucket = get_bucket(path), get_bucket(start)
-    if bucket != other_bucket:
-        return os.fspath(make_absolute(path))
-    return posixpath.relpath(os.fspath(path), os.fspath(start)) if bucket else os.path.relpath(path, start)
+    """Return a path relative to `start`; between a disk and a bucket, the absolute path."""
+    return os.fspath(make_absolute(path)) if is_remote(path) != is_remote(start) else os.path.relpath(path, start)
 
 
 def join_path(start: Path, relative_path: str) -> Path:
@@ -106,14 +117,9 @@ def find_common_folder(paths: list[Path]) -> Path:
     """Return the innermost folder that contains all paths.
 
     Raises:
-        UserError: The paths are not all local or all in one bucket.
+        UserError: The paths are not all local or all in a bucket.
     """
-    if len({get_bucket(path) for path in paths}) > 1:
+    if len({is_remote(path) for path in paths}) > 1:
         raise UserError(f'{paths[0]} and {paths[-1]} have no common folder; give --out')
     common_path = os.path.commonpath([os.fspath(path) for path in paths])
     return parse_path(common_path.replace(':/', '://', 1) if is_remote(paths[0]) else common_path)
-
-
-def get_bucket(path: Path) -> str:
-    """Return the name of the bucket of a path; '' for a local path."""
-    return os.fspath(path).split('/')[2] if is_remote(path) else ''

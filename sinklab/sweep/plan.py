@@ -8,8 +8,7 @@ from sinklab.checkpoint import digests
 from sinklab.config.spec import Layout, Spec
 from sinklab.errors import UserError, format_names
 from sinklab.escape import quote_file_name
-from sinklab.resume_checks import check_run_dir
-from sinklab.run_dir import RunDir
+from sinklab.run_dir import RunDir, check_run_dir
 from sinklab.storage.files import DamagedFileError, warn_once
 
 
@@ -106,7 +105,9 @@ def check_run(run: SweepRun, layout: Layout) -> None:
     last_step = run.spec.optimizer.steps
     advice = f'the row has changed since: give another --workdir, rename the row, or move {run.run_dir} away'
     check_run_dir(run.run_dir, run.spec, advice)
-    if run.run_dir.has_evaluation(last_step) and digests.find_newest_step(run.run_dir) == last_step:
+    records = run.run_dir.read_records()
+    has_evaluation = any(record['step'] == last_step and 'valid/loss' in record for record in records)
+    if has_evaluation and digests.find_newest_step(run.run_dir) == last_step:
         run.outcome = 'done'
     elif (last_outcome := run.read_last_outcome()).get('kind') == 'diverged':
         run.outcome = 'diverged'

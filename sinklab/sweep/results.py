@@ -4,19 +4,40 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from sinklab.config.differences import flatten_dict
 from sinklab.config.spec import Spec
 from sinklab.errors import UserError
 from sinklab.report.claims import read_claim_metrics
-from sinklab.run_dir import RunDir
-from sinklab.run_files import Claims
+from sinklab.run_dir import RunDir, SeedText
 from sinklab.storage.files import atomic_write, open_writable_folder, read_json
 from sinklab.storage.paths import parse_path
 from sinklab.sweep import plan
 from sinklab.sweep.plan import SweepRun
 
 CLAIMS_FILE, VERDICTS_FILE = 'claims.json', 'verdicts.json'
+
+
+class RunMeasurement(msgspec.Struct):
+    """The metrics of a run in claims.json, at its start and its end."""
+
+    outcome: str
+    start: dict[str, float]
+    end: dict[str, float]
+    device: str = ''
+    jax: str = ''
+
+
+class Claims(msgspec.Struct):
+    """claims.json."""
+
+    size: str | None
+    overrides: dict[str, str]
+    configs: dict[str, dict[str, Any]]
+    runs: dict[str, dict[SeedText, RunMeasurement]]
 
 
 def read_or_create(workdir: str, header: dict) -> dict:

@@ -10,8 +10,7 @@ from typing import Any
 
 from sinklab.config.differences import flatten_dict
 from sinklab.errors import UserError, format_error, format_extra_command
-from sinklab.run_dir import RunDir
-from sinklab.run_ref import format_parent
+from sinklab.run_dir import RunDir, format_parent
 from sinklab.storage.paths import is_remote, make_absolute
 
 

@@ -28,8 +28,7 @@ from sinklab.process_group import (
     run_on_all_or_raise,
     set_hang_timer,
 )
-from sinklab.resume_checks import check_run_dir, list_changes
-from sinklab.run_dir import MetricsWriter, RunDir
+from sinklab.run_dir import MetricsWriter, RunDir, check_run_dir, list_changes
 from sinklab.storage.files import poll_until
 from sinklab.storage.folder_lock import DEFAULT_GRACE_SECONDS, FolderTakenError, hold_folder, read_owner
 from sinklab.train import memory_estimate, sink_probe, state, step, warm_start

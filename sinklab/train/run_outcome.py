@@ -1,26 +1,26 @@
 """Exceptions that end a run, stop signals, and outcome.json."""
 
 import contextlib
+import errno
 import math
 import signal
 import sys
 import time
+import traceback
 from collections.abc import Iterator
 from types import FrameType
 
 from sinklab.checkpoint import digests
-from sinklab.errors import UserError
-from sinklab.exit_status import (
-    SAME_SIGNAL_SECONDS,
-    STOP_SIGNALS,
-    STOPPING_MESSAGE,
-    ExitStatus,
-    make_crash,
-)
+from sinklab.errors import UserError, format_error
+from sinklab.exit_status import STOP_SIGNALS, ExitStatus
 from sinklab.run_dir import RunDir
-from sinklab.storage.errors import describe_storage_error, is_permanent_error, is_storage_error
 from sinklab.storage.files import DamagedFileError
 from sinklab.storage.folder_lock import FolderTakenError
+
+# A full disk, a missing permission, or a file of another kind: the same command meets the same error.
+PERMANENT_ERRNOS = {errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EISDIR, errno.ENOTDIR}
+SAME_SIGNAL_SECONDS = 1.0  # seconds within which a terminal, a scheduler and a sweep send the same signal
+BUCKET_PACKAGES = 'gcsfs', 'aiohttp', 'google', 'requests'  # whose errors have no common base class
 
 
 class DivergedError(ArithmeticError):
@@ -78,6 +78,8 @@ def make_outcome(run_dir: RunDir, error: BaseException | None) -> dict[str, str 
 
 def classify_error(error: BaseException) -> ExitStatus:
     """Return the exit status of an error, by whether the user, the run, the machine or the code caused it."""
+    message = ' '.join(traceback.format_exception_only(error)[-1].split())
+    trace = ''.join(traceback.format_exception(error))
     match error:
         case UserError():
             return ExitStatus('refused', str(error))
@@ -89,16 +91,39 @@ def classify_error(error: BaseException) -> ExitStatus:
             return ExitStatus(
                 'refused', f'{describe_storage_error(error)}; change that, and run the same command again'
             )
-        case FileNotFoundError():
-            return make_crash(error, 'lost')  # with a traceback: it may be an error in the code
+        case FileNotFoundError():  # it may be an error in the code
+            return ExitStatus('lost', message, trace)
         case _ if is_storage_error(error):
             return ExitStatus('lost', describe_storage_error(error))
         case KeyboardInterrupt():
-            message = 'stopped at once; what was saved before is intact'
-            return ExitStatus('stopped', message, signal_number=signal.SIGINT)
+            intact = 'stopped at once; what was saved before is intact'
+            return ExitStatus('stopped', intact, signal_number=signal.SIGINT)
     from jax.errors import JaxRuntimeError
 
-    return make_crash(error, 'lost' if isinstance(error, JaxRuntimeError) else 'crashed')
+    return ExitStatus('lost' if isinstance(error, JaxRuntimeError) else 'crashed', message, trace)
+
+
+def is_storage_error(error: BaseException) -> bool:
+    """Return whether an error is one of a disk or of a bucket."""
+    return isinstance(error, OSError) or type(error).__module__.partition('.')[0] in BUCKET_PACKAGES
+
+
+def is_permanent_error(error: BaseException) -> bool:
+    """Return whether a storage error would occur again after a restart."""
+    return is_storage_error(error) and (
+        getattr(error, 'errno', None) in PERMANENT_ERRNOS
+        or str(getattr(error, 'code', '')) in ('401', '403', '404')
+        # gcsfs raises OSError('Forbidden: ...') for status 403, and google.auth a class of its own.
+        or str(error).startswith('Forbidden')
+        or type(error).__name__ == 'DefaultCredentialsError'
+    )
+
+
+def describe_storage_error(error: BaseException) -> str:
+    """Describe a storage error in one line: its path, if it names one, and its reason."""
+    path = getattr(error, 'filename2', None) or getattr(error, 'filename', None)
+    reason = getattr(error, 'strerror', None) or format_error(error, with_type=True)
+    return f'{path or "the storage"} cannot be used ({reason})'
 
 
 @contextlib.contextmanager
@@ -117,7 +142,7 @@ def collect_stop_signals() -> Iterator[list[int]]:
             first_time = time.monotonic()
             received.append(signal.SIGTERM if signal_number == signal.SIGHUP else signal_number)
             with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: the signal came during another print
-                print(STOPPING_MESSAGE, file=sys.stderr, flush=True)
+                print('stopping after this step; send the signal again to stop at once', file=sys.stderr, flush=True)
         elif time.monotonic() - first_time > SAME_SIGNAL_SECONDS:
             if signal_number == signal.SIGINT:
                 raise KeyboardInterrupt

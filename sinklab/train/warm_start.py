@@ -11,8 +11,7 @@ from sinklab.config.differences import flatten_dict, format_differences
 from sinklab.config.spec import Spec, WarmStartTakes
 from sinklab.errors import UserError
 from sinklab.process_group import ProcessGroup, broadcast_from_primary, check_equal_on_all
-from sinklab.run_dir import RunDir
-from sinklab.run_ref import format_run_ref
+from sinklab.run_dir import RunDir, format_run_ref
 from sinklab.storage.paths import make_absolute, make_relative, resolve_path
 from sinklab.train import state
 
@@ -154,7 +153,7 @@ def load_parent_state(parent: WarmStart, spec: Spec, mesh: jax.sharding.Mesh) ->
     """Load the leaves that are taken from a verified parent, by path; initialize all others."""
     abstract_parent = state.make_abstract_state(parent.spec, mesh)
     abstract_parts = {name: abstract_parent[name] for name in parent.state_keys}
-    loaded_state = load_state(get_checkpoint_path(parent), abstract_parts, partial_load=not parent.takes_all)
+    loaded_state = load_state(get_checkpoint_path(parent), abstract_parts)
     loaded_leaves = flatten_by_path(loaded_state)
     abstract_state = state.make_abstract_state(spec, mesh)
     new_shardings = {
