@@ -406,8 +406,6 @@ class LogConfig:
     """Steps between two lines of training metrics."""
     sinks: Bool = False
     """True: log sink metrics of the training batch as well, over its whole length (names end with /context)."""
-    rows: Bool = False
-    """True: log metrics of whole attention rows of the training batch, whose weights are computed a second time."""
 
 
 @dataclasses.dataclass(frozen=True)

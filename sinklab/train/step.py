@@ -175,11 +175,10 @@ def make_train_step(spec: Spec, layout: Layout, mesh: jax.sharding.Mesh, backend
     """
     first_target = spec.model.mask.prefix or 1  # all queries see the prefix, so that it is not predicted
     context = make_context(spec, spec.data.length, count_learned_kv(spec.model))
-    capture_options = dict(
-        num_first_keys=spec.probe.keys if spec.log.sinks else 0,
-        row_functions=registry.get_row_functions(context, spec.log.sinks) if spec.log.rows else {},
+    num_first_keys = spec.probe.keys if spec.log.sinks else 0
+    loss_fn = make_loss_with_intermediates(
+        spec, first_target, remat=layout.remat, backend=backend, num_first_keys=num_first_keys
     )
-    loss_fn = make_loss_with_intermediates(spec, first_target, remat=layout.remat, backend=backend, **capture_options)
     optimizer = state.get_optimizer(spec)
     learning_rate = make_schedule(spec.optimizer)
     batch_size = spec.optimizer.batch_size
