@@ -277,13 +277,13 @@ def load_warm_start(flag: WarmStartFlag | None, step: int | None) -> Any:
 
 def make_callbacks(args: argparse.Namespace, request: RunRequest, print_message: Any) -> list:
     """Make the requested callbacks of the training loop: TensorBoard, Weights & Biases and the profiler."""
-    from sinklab.train.callbacks import BestEffortCallback, ProfilerCallback, TensorBoardCallback, WandbCallback
+    from sinklab.train.callbacks import Callback, ProfilerCallback, TensorBoardCallback, WandbCallback
 
-    callbacks = []
+    callbacks: list[Callback] = []
     if args.tensorboard:
-        callbacks.append(BestEffortCallback(TensorBoardCallback(request.run_dir), 'TensorBoard', print_message))
+        callbacks.append(TensorBoardCallback(request.run_dir))
     if args.wandb:
-        callbacks.append(BestEffortCallback(WandbCallback(request.run_dir), 'Weights & Biases', print_message))
+        callbacks.append(WandbCallback(request.run_dir))
     if request.profile_steps:
         callbacks.append(ProfilerCallback(request.run_dir, request.profile_steps, print_message))
     return callbacks

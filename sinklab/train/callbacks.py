@@ -1,6 +1,5 @@
 """Callbacks of the training loop: base classes, TensorBoard, Weights & Biases, and the profiler."""
 
-import functools
 import hashlib
 import importlib
 import os
@@ -9,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from sinklab.config.differences import flatten_dict
-from sinklab.errors import UserError, format_error, format_extra_command
+from sinklab.errors import UserError, format_extra_command
 from sinklab.run_dir import RunDir
 from sinklab.run_ref import format_parent
 from sinklab.storage.paths import is_remote, make_absolute
@@ -20,7 +19,7 @@ class Callback:
 
     The methods of this base class do nothing; derive from it and override those that you need. Pass callbacks to
     `sinklab.train.loop.train`. The terminal, TensorBoard and Weights & Biases are callbacks. An exception in a
-    callback ends the run; wrap it in `BestEffortCallback` if training should continue without it.
+    callback ends the run.
     """
 
     def on_message(self, line: str) -> None:
@@ -72,30 +71,6 @@ def summarize_newest_attempt(run_dir: RunDir, attempts: list[dict[str, Any]]) ->
 # that it can compute with sharded arrays. `metrics` is the record of the step so far; `state` is a dict of `step`,
 # `params` and `opt_state`, whose arrays the next step donates.
 StateFunction = Callable[[int, dict[str, Any], dict[str, Any]], Mapping[str, float] | None]
-
-
-class BestEffortCallback(Callback):
-    """Wrapper of a callback that disables it at its first error, with a warning, so that the run continues.
-
-    Args:
-        callback: The callback, which is called until it raises an exception for the first time.
-        name: Name of the callback in the warning.
-        warn: Function that is called once, with a line that describes the error.
-    """
-
-    def __init__(self, callback: Callback, name: str, warn: Callable[[str], None]):
-        self.callback: Callback | None = callback
-        self.name, self.warn = name, warn
-        for method in ('on_message', 'on_train_begin', 'on_record', 'on_train_end'):
-            setattr(self, method, functools.partial(self._call, method))
-
-    def _call(self, method: str, *arguments: object) -> None:
-        try:
-            if self.callback:
-                getattr(self.callback, method)(*arguments)
-        except Exception as error:
-            self.callback = None
-            self.warn(f'{self.name}: {format_error(error, with_type=True)}; it is disabled, and training continues')
 
 
 def import_extra(module: str, extra: str, run_dir: RunDir) -> Any:
