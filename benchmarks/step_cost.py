@@ -37,7 +37,6 @@ from sinklab.model import flops
 from sinklab.parallel.device_mesh import MESH_AXES
 from sinklab.planning import topology
 from sinklab.planning.compile_run import compile_run
-from sinklab.train import memory_estimate
 
 FIGURES = Path(__file__).with_suffix('.json')
 TOPOLOGIES = 'v5e:16x16', 'v5p:4x4x4', '2xv5e:8x8'
@@ -188,7 +187,6 @@ def compute_cost(row: str, topology_name: str) -> dict:
         mesh=dict(result.mesh.shape),
         remat=result.layout.remat,
         compiled=round(step.compile_seconds),
-        by_shapes=memory_estimate.estimate_memory(spec, result.layout, result.mesh, result.backend).total,
         **summarize_step(result.peak_bytes, estimate, group_by_purpose(program.find_collectives(), result.mesh)),
     )
 

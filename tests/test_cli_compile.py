@@ -30,7 +30,7 @@ def test_compile_reports_every_program_of_run(capsys):
     report = run_compile(capsys, '--topology=v5e:2x2')
     assert list(report['programs']) == ['state', 'validation', 'probe', 'step']
     assert (report['mesh'], report['attention'], report['fits']) == (dict(data=1, fsdp=4, tensor=1), 'tpu', True)
-    peaks = {name: entry['bytes']['peak'] for name, entry in report['programs'].items()}
+    peaks = {name: entry['peak_bytes'] for name, entry in report['programs'].items()}
     assert report['peak_bytes_per_chip'] == max(peaks.values()) > 0
     assert report['memory_bytes_per_chip'] == 16 * 2**30
 

@@ -167,7 +167,7 @@ def test_train_rejects_probe_that_exceeds_device_memory(corpus, tmp_path, monkey
 @pytest.mark.parametrize('crash_step', [None, 2], ids=['done', 'died'])
 def test_train_reports_failed_kernel_at_end_of_run(corpus, tmp_path, monkeypatch, crash_step):
     choice = BackendChoice('chunked', {'tpu': 'it fails on these devices (ValueError: no)'}, ('tpu',))
-    monkeypatch.setattr(step, 'choose_verified_backend', lambda spec, layout: choice)
+    monkeypatch.setattr(step, 'choose_backend', lambda spec, layout: choice)
     recorder = RecordingCallback()
     with contextlib.suppress(CrashError):
         train_run(make_spec(corpus), tmp_path / 'run', recorder, CrashingCallback(crash_step))

@@ -18,7 +18,7 @@ from sinklab.model.learned_kv import count_learned_kv
 from sinklab.parallel import device_mesh, sharding
 from sinklab.parallel.device_mesh import MESH_AXES
 from sinklab.train import (
-    memory_estimate,
+    device_layout,
     state,
     step,
     validation_loss,
@@ -195,7 +195,7 @@ def test_evaluate_averages_over_windows_for_any_batch_size():
 def test_check_layout_names_what_it_cannot_divide(layout, kv_heads, values):
     mesh = AbstractMesh((layout.data or 1, layout.fsdp or 1, layout.tensor), MESH_AXES)
     with pytest.raises(UserError) as error:
-        memory_estimate.check_layout(make_tiny_spec(model__kv_heads=kv_heads), layout, mesh)
+        device_layout.check_layout(make_tiny_spec(model__kv_heads=kv_heads), layout, mesh)
     assert all(value in str(error.value) for value in values)
 
 
@@ -215,7 +215,7 @@ def test_check_layout_accepts_exactly_layouts_that_divide_all_parameters(changes
         except ValueError:
             is_divisible = False
         try:
-            memory_estimate.check_layout(spec, Layout(), mesh)
+            device_layout.check_layout(spec, Layout(), mesh)
             is_accepted = True
         except UserError:
             is_accepted = False

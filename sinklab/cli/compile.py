@@ -65,7 +65,7 @@ def print_report(report: dict) -> None:
     memory_bytes = report['memory_bytes_per_chip']
     rows = []
     for name, program in report['programs'].items():
-        peak_bytes = program['bytes']['peak']
+        peak_bytes = program['peak_bytes']
         share = f'{peak_bytes / memory_bytes:.0%} of {memory_bytes / BYTES_PER_GIB:.2f}'
         rows.append([name, f'{peak_bytes / BYTES_PER_GIB:.2f}', share, f'{program["seconds"]:.0f} s'])
     headings = 'program', 'GiB per chip', 'of', 'compiled in'

@@ -463,5 +463,5 @@ class Layout:
     def get_micro_batch_size(self, batch_size: int) -> int:
         """Return how many sequences of a batch are computed at once; raise ValueError if that is not chosen yet."""
         if self.micro_batch == 'default':
-            raise ValueError('the micro-batch is not chosen yet; see memory_estimate.choose_micro_batch')
+            raise ValueError('the micro-batch is not chosen yet; see device_layout.choose_micro_batch')
         return self.micro_batch or batch_size

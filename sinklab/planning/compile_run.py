@@ -1,6 +1,7 @@
 """Compilation of a run for absent devices, and the memory of its programs."""
 
 import dataclasses
+import math
 import time
 from collections.abc import Callable, Sequence
 
@@ -11,7 +12,7 @@ from sinklab.chip_specs import ChipSpec
 from sinklab.config.spec import Layout, Spec
 from sinklab.model import flops
 from sinklab.parallel import device_mesh, sharding
-from sinklab.train import memory_estimate, sink_probe, state, step, validation_loss
+from sinklab.train import device_layout, sink_probe, state, step, validation_loss
 
 # libtpu reports neither text nor cycles of operations on SparseCores (gathers of table rows, on v5p), which
 # benchmarks/step_cost.py reads.
@@ -22,11 +23,10 @@ LowerFn = Callable[[], jax.stages.Lowered]
 
 @dataclasses.dataclass(frozen=True)
 class CompiledProgram:
-    """A compiled program, with its memory use on each device."""
+    """A compiled program, with the bytes of a device that it needs."""
 
     executable: jax.stages.Compiled
-    # argument, output, alias, temp, code, resident (arrays that the program does not use) and peak
-    memory_bytes: dict[str, int]
+    peak_bytes: int  # with arrays that stay on the device and that the program does not use
     compile_seconds: float  # including lowering
 
 
@@ -41,12 +41,12 @@ class CompiledRun:
     programs: dict[str, CompiledProgram]
 
     @property
-    def memory_bytes(self) -> float:
+    def device_memory_bytes(self) -> float:
         return self.chip.memory_bytes / self.chip.devices_per_chip
 
     @property
     def peak_bytes(self) -> int:
-        return max(program.memory_bytes['peak'] for program in self.programs.values())
+        return max(program.peak_bytes for program in self.programs.values())
 
 
 def compile_run(
@@ -64,20 +64,21 @@ def compile_run(
     """
     platform = {'cuda': 'gpu'}.get(target_devices[0].platform, target_devices[0].platform)
     mesh = device_mesh.make_mesh(layout, target_devices)
-    memory_estimate.check_layout(spec, layout, mesh)
-    layout = dataclasses.replace(layout, micro_batch=memory_estimate.choose_micro_batch(spec, layout, mesh))
-    backend = step.choose_unverified_backend(spec, layout, platform).backend
+    device_layout.check_layout(spec, layout, mesh)
+    layout = dataclasses.replace(layout, micro_batch=device_layout.choose_micro_batch(spec, layout, mesh))
+    backend = step.choose_backend(spec, layout, platform).backend
     memory_bytes = chip.memory_bytes / chip.devices_per_chip
-    remat = memory_estimate.choose_remat_policy(spec, layout, mesh, backend, memory_bytes)
+    remat = device_layout.choose_remat_policy(spec, layout, mesh, backend, memory_bytes)
     layout = dataclasses.replace(layout, remat=remat)
     compiled_programs = {}
     with jax.set_mesh(mesh):
         lower_functions = get_programs(spec, layout, mesh, backend)
+        moment_bytes = count_device_bytes(state.make_abstract_state(spec, mesh)['opt_state'])
         for name in program_names or lower_functions:
             print_line(f'compiling the program {name} for {mesh.size} devices, which may take minutes')
-            with memory_estimate.translate_oom_errors(f'the program {name}'):
+            with device_layout.translate_oom_errors():
                 compiled_programs[name] = compile_program(
-                    lower_functions[name], platform, count_resident_bytes(name, spec, mesh)
+                    lower_functions[name], platform, 0 if name in ('state', 'step') else moment_bytes
                 )
     return CompiledRun(layout, mesh, chip, backend, compiled_programs)
 
@@ -115,26 +116,14 @@ def get_programs(spec: Spec, layout: Layout, mesh: jax.sharding.Mesh, backend: s
 def compile_program(lower: LowerFn, platform: str, resident_bytes: int) -> CompiledProgram:
     start_time = time.perf_counter()
     executable = lower().compile(COMPILER_OPTIONS.get(platform))
-    compile_seconds = time.perf_counter() - start_time
-    analysis = executable.memory_analysis()
-    memory_bytes = dict(
-        argument=analysis.argument_size_in_bytes,
-        output=analysis.output_size_in_bytes,
-        alias=analysis.alias_size_in_bytes,
-        temp=analysis.temp_size_in_bytes,
-        code=analysis.generated_code_size_in_bytes,
-        resident=resident_bytes,
-    )
-    # Aliased outputs reuse the memory of arguments.
-    memory_bytes['peak'] = sum(memory_bytes.values()) - 2 * memory_bytes['alias']
-    return CompiledProgram(executable, memory_bytes, compile_seconds)
+    peak_bytes = device_layout.count_peak_bytes(executable) + resident_bytes
+    return CompiledProgram(executable, peak_bytes, time.perf_counter() - start_time)
 
 
-def count_resident_bytes(name: str, spec: Spec, mesh: jax.sharding.Mesh) -> int:
-    """Count the bytes of the optimizer state, which stays on a device during programs that do not use it."""
-    if name in ('state', 'step'):
-        return 0
-    return memory_estimate.count_device_bytes(state.make_abstract_state(spec, mesh)['opt_state'])
+def count_device_bytes(tree: dict) -> int:
+    """Return the bytes of a tree of abstract arrays on one device."""
+    leaves = jax.tree.leaves(tree)
+    return sum(math.prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
 
 
 def make_report(spec: Spec, compiled_run: CompiledRun) -> dict:
@@ -150,12 +139,12 @@ def make_report(spec: Spec, compiled_run: CompiledRun) -> dict:
         micro_batch=layout.get_micro_batch_size(spec.optimizer.batch_size),
         remat=layout.remat,
         peak_bytes_per_chip=compiled_run.peak_bytes,
-        memory_bytes_per_chip=compiled_run.memory_bytes,
-        fits=compiled_run.peak_bytes <= compiled_run.memory_bytes,
+        memory_bytes_per_chip=compiled_run.device_memory_bytes,
+        fits=compiled_run.peak_bytes <= compiled_run.device_memory_bytes,
         step_flops_per_chip=step_flops,
         step_seconds_at_peak=step_flops / (chip.flops_per_second / chip.devices_per_chip),
         programs={
-            name: dict(seconds=round(program.compile_seconds, 1), bytes=program.memory_bytes)
+            name: dict(seconds=round(program.compile_seconds, 1), peak_bytes=program.peak_bytes)
             for name, program in compiled_run.programs.items()
         },
     )

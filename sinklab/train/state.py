@@ -115,8 +115,3 @@ def make_abstract_state(spec: Spec, mesh: jax.sharding.Mesh) -> dict:
         get_state_shapes(spec),
         get_state_shardings(spec, mesh),
     )
-
-
-def count_bytes(tree: dict) -> int:
-    """Return the bytes of all leaves."""
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))

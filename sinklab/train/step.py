@@ -9,7 +9,6 @@ import optax
 from flax import nnx
 
 from sinklab.attn.backends import BackendChoice, select_backend
-from sinklab.attn.spec import AttentionProblem
 from sinklab.config.spec import Layout, Spec
 from sinklab.loss_mask import is_in_loss, strip_loss_mask
 from sinklab.metrics import registry
@@ -144,19 +143,14 @@ def accumulate_gradients(
     return jax.tree.map(lambda x: x / num_micro_batches, total)
 
 
-def choose_verified_backend(spec: Spec, layout: Layout) -> BackendChoice:
-    """Choose the attention backend, which is verified on the devices of this process; raises UserError."""
-    return select_backend(layout.attention, jax.default_backend(), *make_attention_problems(spec))
+def choose_backend(spec: Spec, layout: Layout, absent_platform: str | None = None) -> BackendChoice:
+    """Choose the attention backend, and verify it on the devices of this process; raises UserError.
 
-
-def choose_unverified_backend(spec: Spec, layout: Layout, platform: str) -> BackendChoice:
-    """Choose the attention backend for devices that are not attached, so that it cannot be verified."""
-    return select_backend(layout.attention, platform, *make_attention_problems(spec), verify=False)
-
-
-def make_attention_problems(spec: Spec) -> list[AttentionProblem]:
-    """Make the attention problem of each type of layer."""
-    return [make_attention_problem(layer_type, spec.data.length) for layer_type in spec.model.layer_types]
+    With `absent_platform`, choose it for devices that are not attached, so that it cannot be verified.
+    """
+    problems = [make_attention_problem(layer_type, spec.data.length) for layer_type in spec.model.layer_types]
+    platform = absent_platform or jax.default_backend()
+    return select_backend(layout.attention, platform, *problems, verify=absent_platform is None)
 
 
 def make_abstract_inputs(spec: Spec, mesh: jax.sharding.Mesh) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
@@ -217,3 +211,9 @@ def make_train_step(spec: Spec, layout: Layout, mesh: jax.sharding.Mesh, backend
         out_shardings=(state.get_state_shardings(spec, mesh), sharding.make_replicated_sharding(mesh)),
         compiler_options=state.get_compiler_options(spec, mesh),
     )
+
+
+def compile_train_step(spec: Spec, layout: Layout, mesh: jax.sharding.Mesh, backend: str) -> jax.stages.Compiled:
+    """Compile the train step, which needs no state for that; call this under the mesh."""
+    inputs = state.make_abstract_state(spec, mesh), *make_abstract_inputs(spec, mesh)
+    return make_train_step(spec, layout, mesh, backend).lower(*inputs).compile()

@@ -143,11 +143,12 @@ def find_data_differences(parent: WarmStart, changes: list[str], data_fingerprin
     return data_differences or format_differences(parent_data, new_data)
 
 
-def require_parent(parent: WarmStart | None, run_dir: RunDir, recorded: dict) -> None:
-    """Raise UserError if a warm-started run has no checkpoint, and no parent is given."""
+def require_parent(parent: WarmStart | None, run_dir: RunDir, recorded: dict) -> WarmStart:
+    """Return the parent of a run without a checkpoint; raise UserError if none is given."""
     if parent is None:
         parent_ref = format_run_ref(recorded.get('takes', ''), recorded['run'], recorded['step'])
         raise UserError(f'{run_dir} has no checkpoint and starts from {parent_ref}; give --from again')
+    return parent
 
 
 def load_parent_state(parent: WarmStart, spec: Spec, mesh: jax.sharding.Mesh) -> dict:
