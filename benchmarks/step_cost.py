@@ -176,9 +176,8 @@ def compute_cost(row: str, topology_name: str) -> dict:
     chip_name, chips = topology.parse_topology(topology_name)
     if CHIPS[chip_name].clock_hz is None:
         raise UserError(f'{topology_name}: the clock of {chip_name} is not known; give v4, v5e or v5p')
-    result = compile_run(spec, Layout(remat='auto', attention='tpu'), chips, CHIPS[chip_name], ['step'])
-    step = result.programs['step']
-    program = HloProgram(step.executable.as_text())
+    result = compile_run(spec, Layout(remat='auto', attention='tpu'), chips, CHIPS[chip_name])
+    program = HloProgram(result.executable.as_text())
     micro_batch_size = result.layout.get_micro_batch_size(spec.optimizer.batch_size)
     estimate = estimate_step_time(
         spec, micro_batch_size, program, result.mesh, result.chip, count_kernel_passes(program)
@@ -186,7 +185,7 @@ def compute_cost(row: str, topology_name: str) -> dict:
     return dict(
         mesh=dict(result.mesh.shape),
         remat=result.layout.remat,
-        compiled=round(step.compile_seconds),
+        compiled=round(result.compile_seconds),
         **summarize_step(result.peak_bytes, estimate, group_by_purpose(program.find_collectives(), result.mesh)),
     )
 

@@ -162,12 +162,8 @@ def factor_into_rings(coords: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     ring_ends = [
         index
         for index, (coord, next_coord) in enumerate(itertools.pairwise(coords), 1)
-        if count_changed_coords(coord, next_coord) > 1
+        if sum(a != b for a, b in zip(coord, next_coord, strict=True)) > 1
     ]
     if not ring_ends or ring_ends[0] == 1 or len(coords) % ring_ends[0]:
         return (len(coords),)
     return *factor_into_rings(coords[:: ring_ends[0]]), ring_ends[0]
-
-
-def count_changed_coords(first: Sequence[int], second: Sequence[int]) -> int:
-    return sum(a != b for a, b in zip(first, second, strict=True))

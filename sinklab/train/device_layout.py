@@ -11,11 +11,11 @@ import jax.numpy as jnp
 from flax import nnx
 
 from sinklab import chip_specs
+from sinklab.attn.backends import BackendChoice
 from sinklab.config.spec import Layout, Spec
 from sinklab.errors import UserError, format_error
 from sinklab.parallel import sharding
-from sinklab.train import state
-from sinklab.train.step import compile_train_step
+from sinklab.train import state, step
 
 AnyMesh = jax.sharding.Mesh | jax.sharding.AbstractMesh
 GIB = 2**30
@@ -29,6 +29,29 @@ CPU_MICRO_BATCH_TOKENS = 1024  # on all devices
 MIN_CPU_DEVICE_TOKENS = 512  # on each device
 LESS_MEMORY_HINT = 'a smaller --micro_batch, or more devices'
 MIN_WIDTH_TO_SAVE_PRODUCTS = 256  # on a CPU, narrower models recompute products faster than they store their results
+
+
+def choose_layout(
+    spec: Spec, layout: Layout, mesh: jax.sharding.Mesh, memory_bytes: float, absent_platform: str | None = None
+) -> tuple[Layout, BackendChoice]:
+    """Choose what a layout leaves open: micro-batch, attention backend and remat policy.
+
+    Args:
+        spec: Config of the run.
+        layout: Requested layout.
+        mesh: Mesh of its devices.
+        memory_bytes: Memory of a device.
+        absent_platform: Platform of devices that are not attached, so that the backend is not verified; or None.
+
+    Raises:
+        UserError: The layout does not fit the batch, the parameters or the memory.
+    """
+    check_layout(spec, layout, mesh)
+    layout = dataclasses.replace(layout, micro_batch=choose_micro_batch(spec, layout, mesh))
+    check_batch_memory(spec, layout, mesh, memory_bytes)
+    backend_choice = step.choose_backend(spec, layout, absent_platform)
+    remat = choose_remat_policy(spec, layout, mesh, backend_choice.backend, memory_bytes)
+    return dataclasses.replace(layout, remat=remat), backend_choice
 
 
 def check_layout(spec: Spec, layout: Layout, mesh: AnyMesh) -> None:
@@ -122,7 +145,7 @@ def choose_remat_policy(
         return layout.remat
     for remat in REMAT_POLICIES:
         with contextlib.suppress(UserError), translate_oom_errors(), jax.set_mesh(mesh):
-            compiled_step = compile_train_step(spec, dataclasses.replace(layout, remat=remat), mesh, backend)
+            compiled_step = step.compile_train_step(spec, dataclasses.replace(layout, remat=remat), mesh, backend)
             if count_peak_bytes(compiled_step) <= USABLE_MEMORY_FRACTION * memory_bytes:
                 return remat
     raise UserError(

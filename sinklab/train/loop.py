@@ -377,15 +377,11 @@ def set_up(
 
     def choose_layout() -> tuple[Layout, jax.sharding.Mesh, BackendChoice]:
         mesh = device_mesh.make_mesh(layout)
-        device_layout.check_layout(spec, layout, mesh)
         local_devices = jax.local_devices()
         is_cpu = local_devices[0].platform == 'cpu'  # devices of a host share its memory
         sink_probe.check_probe_memory(spec, memory_bytes * len(local_devices) if is_cpu else memory_bytes)
-        chosen = dataclasses.replace(layout, micro_batch=device_layout.choose_micro_batch(spec, layout, mesh))
-        device_layout.check_batch_memory(spec, chosen, mesh, memory_bytes)
-        choice = step.choose_backend(spec, chosen)
-        remat = device_layout.choose_remat_policy(spec, chosen, mesh, choice.backend, memory_bytes)
-        return dataclasses.replace(chosen, remat=remat), mesh, choice
+        chosen_layout, backend_choice = device_layout.choose_layout(spec, layout, mesh, memory_bytes)
+        return chosen_layout, mesh, backend_choice
 
     layout, mesh, backend_choice = run_on_all_or_raise(group, choose_layout)
     check_equal_on_all(group, {'the attention backend': backend_choice.backend, '--remat': layout.remat})

@@ -77,20 +77,6 @@ def compute_predicted_fraction(ids_BT: jax.Array, first_target: int = 1) -> jax.
     return xp.where(fraction > 0, fraction, 1.0)
 
 
-def make_data_parallel_loss(loss: Callable, spec: Spec, mesh: jax.sharding.Mesh) -> Callable:
-    """Make a loss (params, ids_BT) that each device computes on its own sequences."""
-
-    def local_loss(params: dict, ids_BT: jax.Array) -> jax.Array:
-        return jax.lax.pmean(loss(params, ids_BT), sharding.BATCH_AXES)
-
-    param_shardings = state.get_state_shardings(spec, mesh)['params']
-    return (
-        collectives.shard_map_over_batch(local_loss, mesh, param_shardings)
-        if sharding.count_batch_shards(mesh) > 1
-        else loss
-    )
-
-
 def make_value_and_grad(loss: Callable, spec: Spec, mesh: jax.sharding.Mesh, num_micro_batches: int) -> Callable:
     """Make a function (params, ids_BT) -> ((loss, metrics), gradient) that accumulates over micro-batches.
 
@@ -213,7 +199,9 @@ def make_train_step(spec: Spec, layout: Layout, mesh: jax.sharding.Mesh, backend
     )
 
 
-def compile_train_step(spec: Spec, layout: Layout, mesh: jax.sharding.Mesh, backend: str) -> jax.stages.Compiled:
+def compile_train_step(
+    spec: Spec, layout: Layout, mesh: jax.sharding.Mesh, backend: str, compiler_options: dict | None = None
+) -> jax.stages.Compiled:
     """Compile the train step, which needs no state for that; call this under the mesh."""
     inputs = state.make_abstract_state(spec, mesh), *make_abstract_inputs(spec, mesh)
-    return make_train_step(spec, layout, mesh, backend).lower(*inputs).compile()
+    return make_train_step(spec, layout, mesh, backend).lower(*inputs).compile(compiler_options)
