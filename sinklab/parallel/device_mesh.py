@@ -72,16 +72,11 @@ def get_devices() -> list[jax.Device]:
     return devices
 
 
-def get_device_memory_bytes(num_local_processes: int = 1) -> int:
-    """Return the memory of each device of this process in bytes.
-
-    Args:
-        num_local_processes: Number of processes of the run on this host. CPU devices share the memory of the host;
-            an accelerator reports its own.
-    """
+def get_device_memory_bytes() -> int:
+    """Return the memory of each device of this process in bytes; CPU devices share the memory of the host."""
     local_devices = jax.local_devices()
     bytes_limit = (local_devices[0].memory_stats() or {}).get('bytes_limit')
-    return bytes_limit or get_host_memory_bytes() // (num_local_processes * len(local_devices))
+    return bytes_limit or get_host_memory_bytes() // len(local_devices)
 
 
 def get_host_memory_bytes() -> int:

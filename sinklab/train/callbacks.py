@@ -1,4 +1,4 @@
-"""Callbacks of the training loop: base classes, TensorBoard, Weights & Biases, and the profiler."""
+"""Callbacks of the training loop: the base class, TensorBoard, and Weights & Biases."""
 
 import hashlib
 import importlib
@@ -141,12 +141,14 @@ class WandbCallback(Callback):
             self.wandb_run.finish()
 
 
-def parse_profile_steps(option: str, run_dir: RunDir, last_step: int) -> range:
-    """Parse STEP:COUNT into the range of steps to trace, which ends at the last step of the run.
+def parse_profile_steps(option: str | None, run_dir: RunDir, last_step: int) -> range:
+    """Parse STEP:COUNT into the range of steps to trace, which ends at the last step of the run; None: no steps.
 
     Raises:
         UserError: The option is invalid, begins after the last step, or the run directory is in a bucket.
     """
+    if option is None:
+        return range(0)
     match = re.fullmatch(r'(\d{1,12}):(\d{1,12})', option)
     first_step, count = map(int, match.groups()) if match else (0, 0)
     if not first_step or not count:
@@ -155,51 +157,3 @@ def parse_profile_steps(option: str, run_dir: RunDir, last_step: int) -> range:
         raise UserError(f'--profile={option} begins after the last step, which is {last_step}; give an earlier STEP')
     check_is_local('--profile', run_dir)
     return range(first_step, min(first_step + count - 1, last_step) + 1)
-
-
-class ProfilerCallback(Callback):
-    """Callback that traces some steps with the JAX profiler into profile/ of the run directory.
-
-    A step is dispatched before the metrics of the previous step arrive, so that the trace starts two steps earlier.
-    It may contain a step more at each end, work that is due after steps, and the compilation of the first two steps.
-    """
-
-    def __init__(self, run_dir: RunDir, steps: range, print_line: Callable[[str], None]):
-        self.path = run_dir.path / 'profile'
-        self.steps = steps
-        self.print_line = print_line
-        self.is_tracing = False
-
-    def on_train_begin(self, step: int, attention: str, changes: list[str]) -> None:
-        self.start_if_due(step)
-
-    def on_record(self, record: dict[str, Any], written: bool) -> None:
-        if self.is_tracing and record['step'] >= self.steps[-1]:
-            import jax
-
-            jax.block_until_ready(jax.live_arrays())  # metrics come from one device, and others may still compute
-            self.stop()
-        self.start_if_due(record['step'])
-
-    def on_train_end(self) -> None:
-        if self.is_tracing:
-            self.stop()
-
-    def start_if_due(self, finished_step: int) -> None:
-        """Start the trace if the steps begin within the next two."""
-        if not self.is_tracing and self.steps[0] - 2 <= finished_step < self.steps[-1]:
-            import jax
-
-            options = jax.profiler.ProfileOptions()
-            options.python_tracer_level = 0  # a million calls during compilation would fill the trace
-            jax.profiler.start_trace(str(self.path), profiler_options=options)
-            self.is_tracing = True
-
-    def stop(self) -> None:
-        import jax
-
-        jax.profiler.stop_trace()
-        self.is_tracing = False
-        self.print_line(
-            f'steps {self.steps[0]} to {self.steps[-1]} are traced in {self.path}, for XProf or TensorBoard'
-        )

@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import functools
 import math
-import platform
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -57,6 +56,7 @@ def train(
     parent: warm_start.WarmStart | None = None,
     grace_seconds: float = DEFAULT_GRACE_SECONDS,
     step_timeout: float = 600.0,
+    profile_steps: range = range(0),
 ) -> None:
     """Train a run, resuming from the newest checkpoint in `run_dir` or from the checkpoint of `parent`.
 
@@ -72,6 +72,7 @@ def train(
         parent: Checkpoint of another run that a new run starts from; None for a run from scratch.
         grace_seconds: Time to wait for another job that uses the run directory, for example while it stops.
         step_timeout: Seconds without the end of a step after which a run of several processes ends.
+        profile_steps: Steps that process 0 traces with the profiler of jax into profile/ of the run directory.
 
     Raises:
         UserError: The config, layout, data, run directory or warm start does not fit, or the device memory does not
@@ -147,6 +148,7 @@ def train(
         batches = stack.enter_context(contextlib.closing(prefetch(load_batch, steps, PREFETCH_DEPTH)))
         received_signals = stack.enter_context(collect_stop_signals())
         stack.callback(set_hang_timer, 0)
+        profiler = stack.enter_context(contextlib.ExitStack())
         last_save_time = time.monotonic()
         logger.restart_timer()
 
@@ -160,8 +162,14 @@ def train(
             save_seconds = 60 * spec.checkpoint.every_minutes
             wants_save = is_primary and 0 < save_seconds < time.monotonic() - last_save_time
             own_request = max([*received_signals, SAVE_REQUEST if wants_save else 0])
+            if is_primary and step_num == profile_steps.start:
+                jax.block_until_ready(train_state)
+                profiler.enter_context(trace_devices(run_dir, callbacks))
             with jax.profiler.StepTraceAnnotation('train', step_num=step_num):
                 train_state, step_metrics = run_step(train_state, next(batches), make_request_array(own_request))
+            if is_primary and step_num == profile_steps.stop - 1:
+                jax.block_until_ready(train_state)
+                profiler.close()
             request = 0
             if unread_metrics:
                 metrics, request = read_metrics(step_num - 1, unread_metrics)
@@ -343,6 +351,17 @@ def read_metrics(step_num: int, device_metrics: dict[str, jax.Array]) -> tuple[d
 
 
 @contextlib.contextmanager
+def trace_devices(run_dir: RunDir, callbacks: Sequence[Callback]) -> Iterator[None]:
+    """Trace the devices with the profiler of jax, and say where the trace is."""
+    path = run_dir.path / 'profile'
+    options = jax.profiler.ProfileOptions()
+    options.python_tracer_level = 0  # calls of Python would fill the trace
+    with jax.profiler.trace(str(path), profiler_options=options):
+        yield
+    send_messages(callbacks, [f'the trace is in {path}, for XProf or TensorBoard'])
+
+
+@contextlib.contextmanager
 def hold_run_dir(run_dir: RunDir, group: ProcessGroup, grace_seconds: float) -> Iterator[Callable[[], None]]:
     """Hold a run directory on process 0, and check that all processes see it; yield what `hold_folder` yields."""
     with contextlib.ExitStack() as stack:
@@ -371,15 +390,11 @@ def set_up(
         The layout with the chosen micro-batch and remat policy, the mesh, the attention backend, and the data. They
         agree on all processes.
     """
-    host_names = group.all_gather(platform.node())
-    num_local_processes = host_names.count(host_names[group.process_index])  # they share the memory of this host
-    memory_bytes = min(group.all_gather(device_mesh.get_device_memory_bytes(num_local_processes)))
+    memory_bytes = min(group.all_gather(device_mesh.get_device_memory_bytes()))
 
     def choose_layout() -> tuple[Layout, jax.sharding.Mesh, BackendChoice]:
         mesh = device_mesh.make_mesh(layout)
-        local_devices = jax.local_devices()
-        is_cpu = local_devices[0].platform == 'cpu'  # devices of a host share its memory
-        sink_probe.check_probe_memory(spec, memory_bytes * len(local_devices) if is_cpu else memory_bytes)
+        sink_probe.check_probe_memory(spec, memory_bytes)
         chosen_layout, backend_choice = device_layout.choose_layout(spec, layout, mesh, memory_bytes)
         return chosen_layout, mesh, backend_choice
 
