@@ -67,7 +67,7 @@ def main() -> int:
     rows = args.rows.split(',')
     if unknown := set(rows) - set(scale.ROWS):
         parser.error(f'--rows: {min(unknown)} is unknown; give some of {", ".join(scale.ROWS)}')
-    versions = get_package_versions(('jax', 'jaxlib')) | dict(libtpu=topology.find_libtpu_version())
+    versions = get_package_versions(('jax', 'jaxlib')) | dict(libtpu=find_libtpu_version())
     print(versions)
     print(
         f'{"":24}{"compiled":>9}{"GiB":>6}{"gathered":>10}{"scattered":>10}{"slices":>9}{"overlap":>8}{"ms":>6}{"MFU":>5}'
@@ -86,6 +86,12 @@ def main() -> int:
     if args.write:
         FIGURES.write_text(json.dumps(dict(versions=versions, costs=costs), indent=2) + '\n')
     return check_figures(costs) if args.check else 0
+
+
+def find_libtpu_version() -> str | None:
+    """Return the version of the libtpu library, as its installer has recorded it."""
+    info_folders = Path(path).parents[1].glob('libtpu-*.dist-info') if (path := topology.find_libtpu()) else ()
+    return next((folder.stem.removeprefix('libtpu-') for folder in info_folders), None)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -36,12 +36,7 @@ def choose_layout(
 ) -> tuple[Layout, BackendChoice]:
     """Choose what a layout leaves open: micro-batch, attention backend and remat policy.
 
-    Args:
-        spec: Config of the run.
-        layout: Requested layout.
-        mesh: Mesh of its devices.
-        memory_bytes: Memory of a device.
-        absent_platform: Platform of devices that are not attached, so that the backend is not verified; or None.
+    With `absent_platform`, the devices are not attached, so that the backend is not verified.
 
     Raises:
         UserError: The layout does not fit the batch, the parameters or the memory.
@@ -64,13 +59,9 @@ def check_layout(spec: Spec, layout: Layout, mesh: AnyMesh) -> None:
             f'--micro_batch={micro_batch_size} does not divide config.optimizer.batch_size, which is {batch_size}'
         )
     if micro_batch_size % num_shards:
-        option = (
-            f'--micro_batch={micro_batch_size}'
-            if isinstance(layout.micro_batch, int)
-            else f'config.optimizer.batch_size, which is {micro_batch_size},'
-        )
+        option = '--micro_batch' if isinstance(layout.micro_batch, int) else 'config.optimizer.batch_size'
         raise UserError(
-            f'{option} cannot be divided over {num_shards} devices (--data={mesh.shape["data"]} x '
+            f'{option}={micro_batch_size} cannot be divided over {num_shards} devices (--data={mesh.shape["data"]} x '
             f'--fsdp={mesh.shape["fsdp"]}); use a multiple of {num_shards}, fewer devices, or more of them '
             'along --tensor'
         )
