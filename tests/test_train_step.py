@@ -222,11 +222,6 @@ def test_check_layout_accepts_exactly_layouts_that_divide_all_parameters(changes
         assert is_accepted == is_divisible, (fsdp, tensor)
 
 
-def test_make_mesh_rejects_more_devices_than_available():
-    with pytest.raises(UserError):
-        device_mesh.make_mesh(Layout(data=8))
-
-
 def test_logical_to_mesh_axes_rejects_two_axes_on_one_mesh_axis():
     with pytest.raises(ValueError):
         sharding.logical_to_mesh_axes('batch', 'embed')
