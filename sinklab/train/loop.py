@@ -258,7 +258,7 @@ class Evaluator:
         return [name for name, every in intervals.items() if is_first or is_due(step_num, every, self.spec)]
 
     def evaluate(self, names: list[str], step_num: int, params: dict) -> dict[str, float]:
-        """Return the metrics of evaluations, and save the arrays of the probe; raises DivergedError."""
+        """Return the metrics of evaluations, and save the arrays of the probe."""
         metrics: dict[str, float] = {}
         if 'valid/loss' in names:
             metrics |= self.compute_valid_loss(params, self.data.valid_NT, self.data.find_valid_triggers())
@@ -269,8 +269,6 @@ class Evaluator:
             if self.run_dir.is_writable:
                 sink_probe.save_probe(self.run_dir.get_probe_path(step_num), arrays, context)
             metrics |= sink_probe.compute_probe_metrics(arrays, self.spec, self.data.is_trigger(ids_PT))
-        if not all(map(math.isfinite, metrics.values())):
-            raise DivergedError(step_num, metrics)
         return metrics
 
 
@@ -317,7 +315,13 @@ class MetricsLogger:
         return record
 
     def report_record(self, record: dict[str, Any], is_logged: bool) -> None:
-        """Append a record to metrics.jsonl if it is logged, and pass it to callbacks."""
+        """Append a record to metrics.jsonl if it is logged, and pass it to callbacks.
+
+        Raises:
+            DivergedError: A metric is not finite.
+        """
+        if not all(map(math.isfinite, record.values())):
+            raise DivergedError(record['step'], record)
         if is_logged:
             self.writer.append(record)
         for callback in self.callbacks:
