@@ -1,6 +1,6 @@
-"""Compile the train step of a run for TPUs or GPUs that this machine lacks, and print the memory that it needs.
+"""Compile a run for TPUs or GPUs that this machine lacks, and print the memory that it needs.
 
-Nothing is trained.
+Only the train step is compiled, and nothing is trained.
 
 example:
   sinklab compile --config=configs/scale.py:softmax_1b --topology=v5e:16x16 --remat=auto
