@@ -24,7 +24,7 @@ from sinklab.configs import scale
 from sinklab.errors import format_error
 from sinklab.model import flops
 from sinklab.parallel import device_mesh, sharding
-from sinklab.train import memory_estimate, state, step
+from sinklab.train import device_layout, state, step
 
 NUM_TOKENS, MODEL_WIDTH = 16_384, 2048  # of attention: sequences x length, heads x head width
 ROUNDS = 10
@@ -99,7 +99,7 @@ def time_steps(model: str, size: str) -> dict:
         runs[PLAIN_JAX] = make_run(compiled, [initial_state], jax.device_put(ids_BT))
         results[PLAIN_JAX] = dict(remat='none', planned_bytes=count_planned_bytes(compiled))
         seconds = time_in_turns(runs, STEP_ROUNDS, NUM_CALLS)
-    peak_flops = memory_estimate.compute_mesh_peak_flops(mesh)
+    peak_flops = device_layout.compute_mesh_peak_flops(mesh)
     num_flops = flops.count_step_flops(spec)
     for name, values in seconds.items():
         mfu = num_flops / statistics.median(values) / peak_flops if peak_flops else None
@@ -118,8 +118,8 @@ def make_spec(row: str, size: str, batch_size: int) -> Spec:
 def choose_layout(spec: Spec, mesh: jax.sharding.Mesh) -> tuple[Layout, str]:
     """Choose the remat policy and the attention backend of a run on one device."""
     layout = Layout(remat='auto')
-    backend = step.choose_verified_backend(spec, layout).backend
-    remat = memory_estimate.choose_remat_policy(spec, layout, mesh, backend, device_mesh.get_device_memory_bytes())
+    backend = step.choose_backend(spec, layout).backend
+    remat = device_layout.choose_remat_policy(spec, layout, mesh, backend, device_mesh.get_device_memory_bytes())
     return dataclasses.replace(layout, remat=remat), backend
 
 

@@ -43,7 +43,7 @@ from sinklab.configs import default
 from sinklab.configs.sizes import SIZES
 from sinklab.environment import get_package_versions
 from sinklab.parallel import device_mesh, sharding
-from sinklab.train import memory_estimate, state, step
+from sinklab.train import device_layout, state, step
 
 ROOT = Path(__file__).resolve().parents[1]
 LITGPT_PYTHON = ROOT / 'build' / 'peers' / 'litgpt' / 'bin' / 'python'
@@ -66,9 +66,9 @@ def make_sinklab_step(shape: dict) -> Callable[[], float]:
     layout = Layout(data=shape['data'], fsdp=1, micro_batch=shape['micro_batch'] or 'default', remat=shape['remat'])
     device_mesh.split_cpu_devices(layout)
     mesh = device_mesh.make_mesh(layout)
-    layout = dataclasses.replace(layout, micro_batch=memory_estimate.choose_micro_batch(spec, layout, mesh))
+    layout = dataclasses.replace(layout, micro_batch=device_layout.choose_micro_batch(spec, layout, mesh))
     memory_bytes = device_mesh.get_device_memory_bytes()
-    policy = memory_estimate.choose_remat_policy(spec, layout, mesh, 'chunked', memory_bytes)
+    policy = device_layout.choose_remat_policy(spec, layout, mesh, 'chunked', memory_bytes)
     layout = dataclasses.replace(layout, remat=policy)
     with jax.set_mesh(mesh):
         train_state, batch = state.create_state(spec, mesh), sharding.put_batch(step_server.make_ids(shape), mesh)

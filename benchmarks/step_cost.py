@@ -37,7 +37,6 @@ from sinklab.model import flops
 from sinklab.parallel.device_mesh import MESH_AXES
 from sinklab.planning import topology
 from sinklab.planning.compile_run import compile_run
-from sinklab.train import memory_estimate
 
 FIGURES = Path(__file__).with_suffix('.json')
 TOPOLOGIES = 'v5e:16x16', 'v5p:4x4x4', '2xv5e:8x8'
@@ -72,7 +71,7 @@ def main() -> int:
     rows = args.rows.split(',')
     if unknown := set(rows) - set(scale.ROWS):
         parser.error(f'--rows: {min(unknown)} is unknown; give some of {", ".join(scale.ROWS)}')
-    versions = get_package_versions(('jax', 'jaxlib')) | dict(libtpu=topology.find_libtpu_version())
+    versions = get_package_versions(('jax', 'jaxlib')) | dict(libtpu=find_libtpu_version())
     print(versions)
     print(
         f'{"":24}{"compiled":>9}{"GiB":>6}{"gathered":>10}{"scattered":>10}{"slices":>9}{"overlap":>8}{"ms":>6}{"MFU":>5}'
@@ -91,6 +90,12 @@ def main() -> int:
     if args.write:
         FIGURES.write_text(json.dumps(dict(versions=versions, costs=costs), indent=2) + '\n')
     return check_figures(costs) if args.check else 0
+
+
+def find_libtpu_version() -> str | None:
+    """Return the version of the libtpu library, as its installer has recorded it."""
+    info_folders = Path(path).parents[1].glob('libtpu-*.dist-info') if (path := topology.find_libtpu()) else ()
+    return next((folder.stem.removeprefix('libtpu-') for folder in info_folders), None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -182,9 +187,8 @@ def compute_cost(row: str, topology_name: str) -> dict:
     chip_name, chips = topology.parse_topology(topology_name)
     if chip_name not in CLOCK_HZ:
         raise UserError(f'{topology_name}: the clock of {chip_name} is not known; give v4, v5e or v5p')
-    result = compile_run(spec, Layout(remat='auto', attention='tpu'), chips, CHIPS[chip_name], ['step'])
-    step = result.programs['step']
-    program = HloProgram(step.executable.as_text())
+    result = compile_run(spec, Layout(remat='auto', attention='tpu'), chips, CHIPS[chip_name])
+    program = HloProgram(result.executable.as_text())
     micro_batch_size = result.layout.get_micro_batch_size(spec.optimizer.batch_size)
     estimate = estimate_step_time(
         spec, micro_batch_size, program, result.mesh, chip_name, count_kernel_passes(program)
@@ -192,8 +196,7 @@ def compute_cost(row: str, topology_name: str) -> dict:
     return dict(
         mesh=dict(result.mesh.shape),
         remat=result.layout.remat,
-        compiled=round(step.compile_seconds),
-        by_shapes=memory_estimate.estimate_memory(spec, result.layout, result.mesh, result.backend).total,
+        compiled=round(result.compile_seconds),
         **summarize_step(result.peak_bytes, estimate, group_by_purpose(program.find_collectives(), result.mesh)),
     )
 

@@ -28,6 +28,7 @@ import numpy as np
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel, splash_attention_mask
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from benchmarks.step_cost import find_libtpu_version
 from sinklab.attn import kernel_attention
 from sinklab.attn.example_specs import make_operations
 from sinklab.attn.mask import make_full_mask
@@ -70,7 +71,7 @@ def main() -> int:
             parser.error(f'--{option}: {unknown[0]!r} is unknown; give some of {", ".join(known)}')
     if not topology.find_libtpu():
         parser.error('wants the compiler of libtpu; make .venv/test installs it')
-    versions = get_package_versions(('jax',)) | dict(libtpu=topology.find_libtpu_version())
+    versions = get_package_versions(('jax',)) | dict(libtpu=find_libtpu_version())
     print(versions)
     print(f'{"":34}{"bundles":>9}{"matrix":>8}{"vector":>8}{"cycles":>10}')
     costs = {}

@@ -307,7 +307,7 @@ def build_metrics_page() -> str:
         'held-out texts, and by [`sinklab measure`](commands.md#sinklab-measure). Metrics of attention biases, '
         'windows, prefixes and triggers exist only for models that have them.\n\n'
         + format_table(metric_headings, list_metric_lines(METRICS))
-        + 'With [`log.sinks`](config.md#log.sinks) or [`log.rows`](config.md#log.rows), some of them are also '
+        + 'With [`log.sinks`](config.md#log.sinks), some of them are also '
         'recorded of the training batch over its whole length, as `NAME/context`.\n\n'
         + '## Attention and hidden states, of a finished model\n\nMeasured by '
         '[`sinklab measure`](commands.md#sinklab-measure) only.\n\n'

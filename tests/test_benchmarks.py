@@ -9,7 +9,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from benchmarks import peers, tpu_cost
+from benchmarks import peers, step_cost, tpu_cost
 from sinklab.config.validate import parse_config
 from sinklab.configs import default
 from sinklab.planning import topology
@@ -98,7 +98,7 @@ def test_attention_benchmark_covers_dense_and_chunked():
 def test_tpu_cost_benchmark_prints_committed_costs():
     """Compare with the committed costs if the libtpu version is the same."""
     committed_version = json.loads(tpu_cost.FIGURES.read_text())['versions']['libtpu']
-    options = ['--check'] if topology.find_libtpu_version() == committed_version else []
+    options = ['--check'] if step_cost.find_libtpu_version() == committed_version else []
     output = run_benchmark('tpu_cost', '--chips=v6e', '--kernels=softmax forward,splash forward', *options)
     bundles = [int(number) for number in re.findall(r'^v6e +\w+ forward +(\d+) +\d+% +\d+%', output, re.MULTILINE)]
     assert len(bundles) == 2

@@ -26,13 +26,10 @@ def run_compile(capsys, *options, exit_code=0):
 
 
 @pytest.mark.slow
-def test_compile_reports_every_program_of_run(capsys):
+def test_compile_reports_memory_of_step(capsys):
     report = run_compile(capsys, '--topology=v5e:2x2')
-    assert list(report['programs']) == ['state', 'validation', 'probe', 'step']
     assert (report['mesh'], report['attention'], report['fits']) == (dict(data=1, fsdp=4, tensor=1), 'tpu', True)
-    peaks = {name: entry['bytes']['peak'] for name, entry in report['programs'].items()}
-    assert report['peak_bytes_per_chip'] == max(peaks.values()) > 0
-    assert report['memory_bytes_per_chip'] == 16 * 2**30
+    assert 0 < report['peak_bytes_per_chip'] < report['memory_bytes_per_chip'] == 16 * 2**30
 
 
 def compile_step(layout):
@@ -40,10 +37,10 @@ def compile_step(layout):
     config = scale.get_config('softmax_60m', 'smoke')
     config.optimizer.batch_size = 16
     devices = topology.make_tpu_devices('v5e:2x2')
-    compiled_run = compile_run(parse_config(config.to_dict()), layout, devices, CHIPS['v5e'], ['step'])
-    program = HloProgram(compiled_run.programs['step'].executable.as_text())
+    compiled_step = compile_run(parse_config(config.to_dict()), layout, devices, CHIPS['v5e'])
+    program = HloProgram(compiled_step.executable.as_text())
     return [
-        (collective, find_crossed_axes(collective, compiled_run.mesh)) for collective in program.find_collectives()
+        (collective, find_crossed_axes(collective, compiled_step.mesh)) for collective in program.find_collectives()
     ]
 
 
@@ -93,9 +90,9 @@ def test_compile_rejects_invalid_options_in_one_line(capsys, options, value):
 
 @pytest.mark.slow
 def test_compile_rejects_model_that_exceeds_memory(capsys):
-    options = ['--config=configs/scale.py:softmax_1b', '--topology=v5e:2x2', '--remat=auto']
+    options = ['--config=configs/scale.py:softmax_1b', '--topology=v5e:2x2', '--remat=full']
     assert main(['compile', *options]) == 1
-    assert 'GiB' in capsys.readouterr().err
+    assert '--micro_batch' in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -129,4 +129,3 @@ def test_device_memory_of_cpu_is_share_of_host_memory():
     count = jax.local_device_count()
     assert count == 4, 'as the tests are set up'
     assert device_mesh.get_device_memory_bytes() == HOST_MEMORY_BYTES // count
-    assert device_mesh.get_device_memory_bytes(num_local_processes=2) == HOST_MEMORY_BYTES // (2 * count)

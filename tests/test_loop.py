@@ -3,7 +3,6 @@
 import contextlib
 import json
 import os
-import platform
 import shutil
 import subprocess
 import sys
@@ -27,7 +26,6 @@ from tiny_runs import (
 
 from sinklab.attn.backends import BackendChoice
 from sinklab.cli.main import main
-from sinklab.config.spec import Layout
 from sinklab.data.run_data import load_run_data
 from sinklab.errors import UserError
 from sinklab.run_dir import RunDir
@@ -156,9 +154,7 @@ def test_divergence_by_nonfinite_probe_metric_is_not_saved(corpus, tmp_path, mon
 
 
 def test_train_rejects_probe_that_exceeds_device_memory(corpus, tmp_path, monkeypatch):
-    monkeypatch.setattr(
-        loop.device_mesh, 'get_device_memory_bytes', lambda processes: 50_000 // jax.local_device_count()
-    )
+    monkeypatch.setattr(loop.device_mesh, 'get_device_memory_bytes', lambda: 50_000)
     with pytest.raises(UserError, match='probe'):
         train_run(make_spec(corpus), tmp_path / 'run')
 
@@ -167,32 +163,11 @@ def test_train_rejects_probe_that_exceeds_device_memory(corpus, tmp_path, monkey
 @pytest.mark.parametrize('crash_step', [None, 2], ids=['done', 'died'])
 def test_train_reports_failed_kernel_at_end_of_run(corpus, tmp_path, monkeypatch, crash_step):
     choice = BackendChoice('chunked', {'tpu': 'it fails on these devices (ValueError: no)'}, ('tpu',))
-    monkeypatch.setattr(step, 'choose_verified_backend', lambda spec, layout: choice)
+    monkeypatch.setattr(step, 'choose_backend', lambda *_: choice)
     recorder = RecordingCallback()
     with contextlib.suppress(CrashError):
         train_run(make_spec(corpus), tmp_path / 'run', recorder, CrashingCallback(crash_step))
     assert recorder.messages == [choice.describe_fallback()]
-
-
-def test_device_memory_is_divided_among_processes_of_same_host(corpus, monkeypatch):
-    """Use a group with two processes on this host and one on another host."""
-
-    class ThreeProcesses:
-        process_index, process_count = 0, 3
-
-        def all_gather(self, value):
-            return [value, value, 'elsewhere'] if value == platform.node() else [value] * 3
-
-    process_counts = []
-
-    def get_memory(processes):
-        process_counts.append(processes)
-        raise KeyError
-
-    monkeypatch.setattr(loop.device_mesh, 'get_device_memory_bytes', get_memory)
-    with pytest.raises(KeyError):
-        loop.set_up(make_spec(corpus), Layout(), ThreeProcesses())
-    assert process_counts == [2]
 
 
 @pytest.mark.slow

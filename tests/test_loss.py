@@ -15,14 +15,7 @@ from sinklab.parallel import device_mesh, sharding
 from sinklab.train import loss
 from sinklab.train.loss import cross_entropy
 
-LAYOUTS = [
-    Layout(data=4),
-    Layout(fsdp=4),
-    Layout(tensor=4),
-    Layout(data=2, tensor=2),
-    Layout(fsdp=2, tensor=2),
-    Layout(data=2, fsdp=2),
-]
+LAYOUTS = [Layout(tensor=4), Layout(fsdp=2, tensor=2), Layout(data=2, fsdp=2)]  # test_train_step.py has more
 AXES = (('batch', None, None), ('vocabulary', 'embed'), ('batch', None))  # of hidden, head and target
 loss_and_gradients = jax.value_and_grad(cross_entropy, (0, 1))
 

@@ -26,10 +26,6 @@ EXHAUSTIVE = pytest.mark.exhaustive
 pytestmark = pytest.mark.slow
 
 
-def name_leaves(tree):
-    return {'.'.join(entry.key for entry in path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
-
-
 def compute_error(actual, expected):
     """Return the norm of the difference relative to the norm of the array."""
     actual, expected = np.float64(actual), np.float64(expected)
@@ -40,8 +36,8 @@ def compute_error(actual, expected):
 
 def find_largest_error(actual, expected):
     """Return (error, name) of the parameter with the largest error."""
-    expected = name_leaves(expected)
-    return max((compute_error(leaf, expected[name]), name) for name, leaf in name_leaves(actual).items())
+    expected = state.flatten_by_name(expected)
+    return max((compute_error(leaf, expected[name]), name) for name, leaf in state.flatten_by_name(actual).items())
 
 
 # Together, these models have every kind of parameter.
@@ -159,6 +155,8 @@ def test_logits_and_gradients_match_reference_within_roundings(name):
     assert np.linalg.norm(logits_BTV - expected) < NUM_ROUNDINGS**0.5 * change
 
     compute_gradient = compile_gradient(float32_spec)
-    expected, change = map(name_leaves, measure_rounding_change(lambda params: compute_gradient(params)[0], params))
-    for name, leaf in name_leaves(gradient).items():  # forward and backward
+    expected, change = map(
+        state.flatten_by_name, measure_rounding_change(lambda params: compute_gradient(params)[0], params)
+    )
+    for name, leaf in state.flatten_by_name(gradient).items():  # forward and backward
         assert np.linalg.norm(leaf - expected[name]) < (2 * NUM_ROUNDINGS) ** 0.5 * change[name], name

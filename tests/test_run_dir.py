@@ -123,7 +123,7 @@ def test_changeable_fields_are_accepted_and_listed(folder, changes, expected):
 )
 def test_changes_of_other_fields_are_refused(folder, part):
     changes = dict(model=dict(model__norm='post'), optimizer=dict(optimizer__weight_decay=0.3), seed=dict(seed=1))
-    changes |= dict(data=dict(data__seed=1), log=dict(log__rows=True), probe=dict(probe__keys=2))
+    changes |= dict(data=dict(data__seed=1), log=dict(log__sinks=True), probe=dict(probe__keys=2))
     with pytest.raises(UserError, match=f'\\({part}'):
         check_run_dir(folder, make_tiny_spec(**changes[part]))
 

@@ -148,15 +148,12 @@ def test_softmax_off_by_one_and_zero_k_bias_have_equal_metrics():
         with jax.set_mesh(mesh), jax.disable_jit():
             observations = jax.device_get(sink_probe.make_probe(spec, mesh)(weights, IDS_PT))
             context = make_context(spec, IDS_BT.shape[1], int(changes is COLUMN_OF_ZERO))
-            row_functions = registry.get_row_functions(context, has_key_mass=True)
-            _, _, captured = make_hidden_states_fn(spec, num_first_keys=3, row_functions=row_functions)(
-                weights, IDS_BT
-            )
+            _, _, captured = make_hidden_states_fn(spec, num_first_keys=3)(weights, IDS_BT)
         context = {name: float(value) for name, value in registry.compute_batch_metrics(captured, context).items()}
         metrics.append(sink_probe.compute_probe_metrics(observations, spec) | context)
     assert metrics[0] == pytest.approx(metrics[1], rel=1e-4, abs=1e-5)
     assert metrics[0]['alpha/star/clean'] > 0.05
-    assert {'sink/1', 'sink/1/context', 'alpha/star/clean/context', 'entropy/row/context'} <= set(metrics[0])
+    assert {'sink/1', 'sink/1/context', 'alpha/star/clean/context', 'mass/row/context'} <= set(metrics[0])
 
 
 @pytest.mark.slow

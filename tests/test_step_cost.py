@@ -7,7 +7,6 @@ import sys
 import pytest
 
 from benchmarks import step_cost
-from sinklab.planning import topology
 
 COMMITTED = json.loads(step_cost.FIGURES.read_text())
 
@@ -24,7 +23,7 @@ def test_check_figures_reports_cost_that_differs_from_committed_figure(capsys):
 
 @pytest.mark.exhaustive
 @pytest.mark.skipif(
-    topology.find_libtpu_version() != COMMITTED['versions']['libtpu'], reason='the figures are of another libtpu'
+    step_cost.find_libtpu_version() != COMMITTED['versions']['libtpu'], reason='the figures are of another libtpu'
 )
 def test_sigmoid_1b_step_on_two_slices_has_committed_figures():
     command = [sys.executable, '-m', 'benchmarks.step_cost', '--topologies=2xv5e:8x8', '--rows=sigmoid_1b', '--check']

@@ -88,13 +88,13 @@ def test_fork_copies_parameters_by_name_and_initializes_new_ones(parent, spec, p
     other_spec, mesh = change_spec(spec, **KV_COLUMNS, seed=5), device_mesh.make_mesh(Layout())
     with jax.set_mesh(mesh):
         fork_leaves, new_leaves = (
-            warm_start.flatten_by_path(train_state)
+            state.flatten_by_name(train_state)
             for train_state in (
                 warm_start.load_parent_state(parent_checkpoint, other_spec, mesh),
                 state.create_state(other_spec, mesh),
             )
         )
-    parent_leaves = warm_start.flatten_by_path(restore_state(parent, spec, 4))
+    parent_leaves = state.flatten_by_name(restore_state(parent, spec, 4))
     assert parent_leaves.keys() < fork_leaves.keys() == new_leaves.keys()
     for name, leaf in fork_leaves.items():
         np.testing.assert_array_equal(leaf, parent_leaves[name] if name in parent_leaves else new_leaves[name])
@@ -174,7 +174,7 @@ def test_fork_refuses_damaged_parent_checkpoint(parent, spec, parent_checkpoint,
     shutil.copytree(parent.path, tmp_path / 'parent')
     shutil.rmtree(tmp_path / 'parent' / 'checkpoints' / '4' / 'state')
     damaged_parent = dataclasses.replace(parent_checkpoint, run_dir=RunDir(tmp_path / 'parent'))
-    with pytest.raises(UserError, match=r'checkpoints/4 .*\[8\]'):
+    with pytest.raises(UserError, match=r'checkpoints/4 '):
         train(spec, tmp_path / 'fork', damaged_parent)
     assert not (tmp_path / 'fork').exists()
 

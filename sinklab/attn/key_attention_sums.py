@@ -1,16 +1,13 @@
-"""Attention to the first keys, and means over rows, without the full attention matrix."""
+"""Attention to the first keys, without the full attention matrix."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
 
 import jax
 import jax.numpy as jnp
 
-from sinklab.attn import chunked, reference
+from sinklab.attn import reference
 from sinklab.attn.operations import EPSILON
 from sinklab.attn.spec import AttentionSpec
-
-RowFunctions = Mapping[str, Callable[[jax.Array], jax.Array]]
 
 
 @jax.tree_util.register_dataclass
@@ -38,49 +35,6 @@ def compute_key_attention_sums(
     abs_weight_sum_BHT = jax.lax.stop_gradient(row_stats.abs_weight_sum_BHT)[:, :, first_query:]
     share_BHTS = jnp.abs(attention_BHTS) / (abs_weight_sum_BHT[..., None] + EPSILON)
     return KeyAttentionSums(attention_BHTS.sum(2), share_BHTS.sum(2), abs_weight_sum_BHT.mean(-1))
-
-
-def compute_mean_of_row_functions(
-    query_BTHK: jax.Array,
-    key_BSGK: jax.Array,
-    row_stats: reference.RowStats,
-    spec: AttentionSpec,
-    row_functions: RowFunctions,
-    first_query: int = 0,
-) -> dict[str, jax.Array]:
-    """Compute means over rows of attention, from query `first_query` on.
-
-    This takes O(T^2 K) operations, one chunk of queries at a time.
-
-    Args:
-        query_BTHK: Queries.
-        key_BSGK: Learned keys, then keys of the text.
-        row_stats: Statistics of the rows, from the forward pass.
-        spec: Attention spec.
-        row_functions: Functions attention_BHTS -> value_BHT.
-        first_query: First query whose row is included.
-
-    Returns:
-        Mean_BH of each function.
-    """
-    num_keys = key_BSGK.shape[1] - spec.num_learned_kv
-
-    def compute_chunk(chunk):
-        query, *edges, shift_BHT, z_BHT = chunk
-        attention_BHTS = recompute_weights(
-            query, key_BSGK, shift_BHT, z_BHT, chunked.make_chunk_spec(spec, *edges, num_keys), num_keys
-        )
-        return {name: value(attention_BHTS) for name, value in row_functions.items()}
-
-    length = query_BTHK.shape[1]
-    chunk_size = min(chunked.CHUNK_SIZE, length)
-    rows_BHT = [row_stats.shift_BHT, row_stats.z_BHT]
-    chunks = chunked.split_into_chunks(query_BTHK, spec, chunk_size, rows_BHT)
-    chunk_values = jax.lax.map(compute_chunk, jax.lax.stop_gradient(chunks))
-    return {
-        name: chunked.join_chunks(value, 2, length)[:, :, first_query:].mean(-1)
-        for name, value in chunk_values.items()
-    }
 
 
 def recompute_weights(query_BTHK, key_BSGK, shift_BHT, z_BHT, spec: AttentionSpec, num_keys: int) -> jax.Array:

@@ -1,13 +1,12 @@
 """Compile a run for TPUs or GPUs that this machine lacks, and print the memory that it needs.
 
-Nothing is trained.
+Only the train step is compiled, and nothing is trained.
 
 example:
   sinklab compile --config=configs/scale.py:softmax_1b --topology=v5e:16x16 --remat=auto
 """
 
 import argparse
-import functools
 import json
 import sys
 
@@ -39,14 +38,9 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
 
     spec, row = config_flags.load_spec(args.config, extra_args, args.size)
     chip_name, devices = parse_topology(args.topology)
-    compiled_run = compile_run(
-        spec,
-        layout_flags.parse_layout(args),
-        devices,
-        CHIPS[chip_name],
-        print_line=functools.partial(print, file=sys.stderr, flush=True),
-    )
-    report = dict(row=row['row'] or row['config'], topology=args.topology) | make_report(spec, compiled_run)
+    print(f'compiling a step for {len(devices)} devices, which may take minutes', file=sys.stderr, flush=True)
+    compiled_step = compile_run(spec, layout_flags.parse_layout(args), devices, CHIPS[chip_name])
+    report = dict(row=row['row'] or row['config'], topology=args.topology) | make_report(spec, compiled_step)
     if args.json:
         print(json.dumps(report, indent=2))
     else:
@@ -62,14 +56,12 @@ def print_report(report: dict) -> None:
     console.print(
         f'{report["row"]} on {report["topology"]}: {axes}, attention {report["attention"]}, remat {report["remat"]}'
     )
+    peak_bytes = report['peak_bytes_per_chip']
     memory_bytes = report['memory_bytes_per_chip']
-    rows = []
-    for name, program in report['programs'].items():
-        peak_bytes = program['bytes']['peak']
-        share = f'{peak_bytes / memory_bytes:.0%} of {memory_bytes / BYTES_PER_GIB:.2f}'
-        rows.append([name, f'{peak_bytes / BYTES_PER_GIB:.2f}', share, f'{program["seconds"]:.0f} s'])
-    headings = 'program', 'GiB per chip', 'of', 'compiled in'
-    terminal.print_table(console, headings, rows, left_columns=headings)
+    console.print(
+        f'a step needs {peak_bytes / BYTES_PER_GIB:.2f} GiB per chip, {peak_bytes / memory_bytes:.0%} of '
+        f'{memory_bytes / BYTES_PER_GIB:.2f} (compiled in {report["compile_seconds"]:.0f} s)'
+    )
     console.print(
         f'matrix products of a step: {report["step_flops_per_chip"] / 1e12:.3g} TFLOP per chip, which take at least '
         f'{1e3 * report["step_seconds_at_peak"]:.3g} ms at the published peak'

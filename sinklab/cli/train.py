@@ -57,7 +57,7 @@ class RunRequest:
     row: dict
     description: str | None
     layout: Layout
-    profile_steps: range | None
+    profile_steps: range
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -91,8 +91,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--profile',
         metavar='STEP:COUNT',
-        help='trace COUNT steps after STEP into DIR/profile, for XProf, such as 100:5; the trace may contain one '
-        'step more at each end, and compilation if it contains one of the first two steps',
+        help='trace COUNT steps from STEP on into DIR/profile, for XProf, such as 100:5',
     )
     process_flags.add_arguments(parser)
     parser.usage = (
@@ -125,7 +124,7 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
             display = stack.enter_context(ProgressDisplay(terminal.make_console(stderr=True)))
             callbacks = [ProgressCallback(display, row['row'] or row['config'], request.spec, request.description)]
         if callbacks:
-            callbacks += make_callbacks(args, request, callbacks[0].on_message)
+            callbacks += make_callbacks(args, run_dir)
         loop.train(
             request.spec,
             request.layout,
@@ -136,6 +135,7 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
             parent=warm_start,
             grace_seconds=args.grace,
             step_timeout=args.step_timeout,
+            profile_steps=request.profile_steps,
         )
     if group.process_index == 0 and not args.quiet:
         try:
@@ -180,7 +180,7 @@ def prepare_run(args: argparse.Namespace, extra_args: list[str], group: ProcessG
         row=row,
         description=description,
         layout=layout,
-        profile_steps=args.profile and parse_profile_steps(args.profile, run_dir, spec.optimizer.steps),
+        profile_steps=parse_profile_steps(args.profile, run_dir, spec.optimizer.steps),
     )
 
 
@@ -274,17 +274,15 @@ def load_warm_start(flag: WarmStartFlag | None, step: int | None) -> Any:
     return WarmStart(flag.run_dir, step, read_spec(flag.run_dir), flag.takes)
 
 
-def make_callbacks(args: argparse.Namespace, request: RunRequest, print_message: Any) -> list:
-    """Make the requested callbacks of the training loop: TensorBoard, Weights & Biases and the profiler."""
-    from sinklab.train.callbacks import BestEffortCallback, ProfilerCallback, TensorBoardCallback, WandbCallback
+def make_callbacks(args: argparse.Namespace, run_dir: RunDir) -> list:
+    """Make the requested callbacks of the training loop: TensorBoard, and Weights & Biases."""
+    from sinklab.train.callbacks import Callback, TensorBoardCallback, WandbCallback
 
-    callbacks = []
+    callbacks: list[Callback] = []
     if args.tensorboard:
-        callbacks.append(BestEffortCallback(TensorBoardCallback(request.run_dir), 'TensorBoard', print_message))
+        callbacks.append(TensorBoardCallback(run_dir))
     if args.wandb:
-        callbacks.append(BestEffortCallback(WandbCallback(request.run_dir), 'Weights & Biases', print_message))
-    if request.profile_steps:
-        callbacks.append(ProfilerCallback(request.run_dir, request.profile_steps, print_message))
+        callbacks.append(WandbCallback(run_dir))
     return callbacks
 
 

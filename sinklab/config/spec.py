@@ -406,8 +406,6 @@ class LogConfig:
     """Steps between two lines of training metrics."""
     sinks: Bool = False
     """True: log sink metrics of the training batch as well, over its whole length (names end with /context)."""
-    rows: Bool = False
-    """True: log metrics of whole attention rows of the training batch, whose weights are computed a second time."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -465,5 +463,5 @@ class Layout:
     def get_micro_batch_size(self, batch_size: int) -> int:
         """Return how many sequences of a batch are computed at once; raise ValueError if that is not chosen yet."""
         if self.micro_batch == 'default':
-            raise ValueError('the micro-batch is not chosen yet; see memory_estimate.choose_micro_batch')
+            raise ValueError('the micro-batch is not chosen yet; see device_layout.choose_micro_batch')
         return self.micro_batch or batch_size

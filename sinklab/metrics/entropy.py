@@ -1,6 +1,6 @@
 """Entropy of attention rows."""
 
-from sinklab.metrics.metric import FigureSpec, MetricInfo, make_row_metric
+from sinklab.metrics.metric import FigureSpec, MetricInfo, make_head_metric
 from sinklab.metrics.sink import normalize_rows
 
 
@@ -12,16 +12,18 @@ def compute_row_entropy(attention_BHTS):
 
 
 METRICS = (
-    make_row_metric(
+    make_head_metric(
         'entropy',
-        compute_row_entropy,
-        MetricInfo(
-            'entropy/row',
-            'entropy',
-            'Entropy of attention rows: mean of -sum_j p_ij log p_ij, p = |A| / sum |A|.',
-            'nats',
-            2,
-            in_table=True,
+        lambda attention, context: compute_row_entropy(attention).mean(-1),
+        (
+            MetricInfo(
+                'entropy/row',
+                'entropy',
+                'Entropy of attention rows: mean of -sum_j p_ij log p_ij, p = |A| / sum |A|.',
+                'nats',
+                2,
+                in_table=True,
+            ),
         ),
         figure=FigureSpec('heads', 'entropy_LH', 'Attention entropy', 'entropy'),
     ),

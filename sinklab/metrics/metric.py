@@ -202,8 +202,6 @@ class Metric:
         is_applicable: Function context -> whether the metric exists for this model and these texts.
         compute_batch_numbers: Function (`KeyAttentionSums` of a training batch, context) -> numbers, for `log.sinks`;
             None if the metric cannot be computed from a `KeyAttentionSums`.
-        row_function: Function attention_BHTS -> one value a query, for `log.rows`. It is not used with `log.sinks` if
-            there are `compute_batch_numbers`, which then give the same number without the weights of all keys.
     """
 
     inputs: tuple[str, ...] = ()
@@ -214,7 +212,6 @@ class Metric:
     figure: FigureSpec | None = None
     is_applicable: Callable[[MetricContext], bool] = is_always_applicable
     compute_batch_numbers: Callable[[Any, MetricContext], Arrays] | None = None
-    row_function: Callable[[Any], Any] | None = None
 
 
 def make_head_metric(
@@ -246,24 +243,6 @@ def make_head_metric(
         summarize_heads,
         infos,
         (f'{name}_LH',),
-        **fields,
-    )
-
-
-def make_row_metric(name: str, row_function: Callable[[Any], Any], info: MetricInfo, **fields: Any) -> Metric:
-    """Make a metric entry of the mean over queries of a value of each row of attention.
-
-    Args:
-        name: The name of the array, as in `make_head_metric`.
-        row_function: Function attention_BHTS -> value_BHT.
-        info: How the mean over all heads is shown.
-        **fields: Further fields of `Metric`.
-    """
-    return make_head_metric(
-        name,
-        lambda attention, context: row_function(attention).mean(-1),
-        (info,),
-        row_function=row_function,
         **fields,
     )
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,6 @@ from sinklab.metrics.metric import (
     Metric,
     MetricContext,
     MetricInfo,
-    add_implicit_key,
     complete_key_attention_sums,
     extract_arrays,
     merge_disjoint,
@@ -93,34 +92,16 @@ def compute_numbers(arrays: Arrays, context: MetricContext, metrics: Metrics = M
     return merge_disjoint(metric.compute_numbers(arrays, context) for metric in select_applicable(context, metrics))
 
 
-def get_row_functions(context: MetricContext, has_key_mass: bool) -> dict[str, Callable[[Any], Any]]:
-    """Return the functions of metrics of whole rows of attention, by name.
-
-    Each takes attention_BHTS of some queries and returns one value for each query. With a key mass, metrics that
-    `compute_batch_metrics` computes from it are left out.
-    """
-    metrics = [
-        metric
-        for metric in select_applicable(context)
-        if metric.row_function and (metric.compute_batch_numbers is None or not has_key_mass)
-    ]
-
-    def complete_keys(row_function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        return lambda attention: row_function(add_implicit_key(attention, context))
-
-    return {metric.infos[0].name: complete_keys(metric.row_function) for metric in metrics}
-
-
 def compute_batch_metrics(captured: Any, context: MetricContext) -> Arrays:
-    """Compute the numbers NAME/context of a training batch from its key masses and row means."""
-    numbers = {name: value.mean() for name, value in (captured.row_means or {}).items()}
-    if captured.key_attention_sums is not None:
-        key_attention_sums = complete_key_attention_sums(captured.key_attention_sums, context)
-        numbers |= merge_disjoint(
-            metric.compute_batch_numbers(key_attention_sums, context)
-            for metric in select_applicable(context)
-            if metric.compute_batch_numbers is not None
-        )
+    """Compute the numbers NAME/context of a training batch from its `KeyAttentionSums`, if it has them."""
+    if captured.key_attention_sums is None:
+        return {}
+    key_attention_sums = complete_key_attention_sums(captured.key_attention_sums, context)
+    numbers = merge_disjoint(
+        metric.compute_batch_numbers(key_attention_sums, context)
+        for metric in select_applicable(context)
+        if metric.compute_batch_numbers is not None
+    )
     return {f'{name}/context': value for name, value in numbers.items()}
 
 

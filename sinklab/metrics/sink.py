@@ -16,7 +16,6 @@ from sinklab.metrics.metric import (
     MetricContext,
     MetricInfo,
     make_head_metric,
-    make_row_metric,
     merge_disjoint,
 )
 
@@ -264,17 +263,19 @@ METRICS = (
         ),
         is_applicable=lambda context: context.prefix > 0,
     ),
-    make_row_metric(
+    make_head_metric(
         'mass',
-        compute_abs_row_sum,
-        MetricInfo(
-            'mass/row',
-            'row mass',
-            'Mean of sum_j |A_ij|, the sum of a row of attention: 1 for softmax.',
-            '',
-            2,
-            in_table=True,
-            in_sweep=True,
+        lambda attention, context: compute_abs_row_sum(attention).mean(-1),
+        (
+            MetricInfo(
+                'mass/row',
+                'row mass',
+                'Mean of sum_j |A_ij|, the sum of a row of attention: 1 for softmax.',
+                '',
+                2,
+                in_table=True,
+                in_sweep=True,
+            ),
         ),
         compute_batch_numbers=lambda key_attention_sums, context: {
             'mass/row': key_attention_sums.abs_weight_sum_BH.mean()

@@ -13,12 +13,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from sinklab.attn import example_specs
 from sinklab.attn.backends import BACKENDS
-from sinklab.attn.key_attention_sums import (
-    KeyAttentionSums,
-    RowFunctions,
-    compute_key_attention_sums,
-    compute_mean_of_row_functions,
-)
+from sinklab.attn.key_attention_sums import KeyAttentionSums, compute_key_attention_sums
 from sinklab.attn.mask import Mask, resolve_mask
 from sinklab.attn.operations import resolve_operation
 from sinklab.attn.reference import AttentionOutput, repeat_kv, sum_values
@@ -59,7 +54,6 @@ class Intermediates:
     residual_BTD: jax.Array | None = None  # residual stream after the block, before a `joined` norm
     sink_BCD: jax.Array | None = None  # residual stream of sink tokens
     key_attention_sums: KeyAttentionSums | None = None  # on learned keys and first keys, from the queries of the text
-    row_means: dict[str, jax.Array] | None = None  # _BH, over the queries of the text
 
     def slice_text(self, num_dropped: int) -> 'Intermediates':
         """Drop the first `num_dropped` queries, which are sink tokens and not text."""
@@ -157,7 +151,6 @@ class AttentionContext:
     backend: str  # name in BACKENDS
     capture: bool  # return attention matrices, from the `dense` backend
     num_first_keys: int  # return the attention to this many first keys
-    row_functions: RowFunctions  # return the means of these functions over rows
     edit: EditFn | None = None  # of one layer; with `capture` only
 
     def add_edit(self, edit: Callable[..., jax.Array], layer: jax.Array) -> 'AttentionContext':
@@ -206,19 +199,13 @@ class AttentionContext:
             return output.output_BTHK, Intermediates(
                 output.attention_BHTS, query_BTHK, key_BSHK, value_BSHK, output.output_BTHK
             )
-        row_args = query_BTHK, key_BSGK, output.row_stats, attention_spec
+        if not needs_abs_weight_sum:
+            return output.output_BTHK, Intermediates()
         num_sink_tokens = learned_kv.tokens_class.num_tokens
-        key_attention_sums = (
-            compute_key_attention_sums(*row_args, self.num_first_keys, num_sink_tokens)
-            if needs_abs_weight_sum
-            else None
+        key_attention_sums = compute_key_attention_sums(
+            query_BTHK, key_BSGK, output.row_stats, attention_spec, self.num_first_keys, num_sink_tokens
         )
-        row_means = (
-            compute_mean_of_row_functions(*row_args, self.row_functions, num_sink_tokens)
-            if self.row_functions
-            else None
-        )
-        return output.output_BTHK, Intermediates(key_attention_sums=key_attention_sums, row_means=row_means)
+        return output.output_BTHK, Intermediates(key_attention_sums=key_attention_sums)
 
 
 def edit_weights(

@@ -6,7 +6,6 @@ block is always saved.
 
 import dataclasses
 import functools
-import types
 from collections.abc import Callable
 
 import jax
@@ -15,7 +14,6 @@ import numpy as np
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from sinklab.attn.key_attention_sums import RowFunctions
 from sinklab.attn.mask import resolve_mask
 from sinklab.config import spec
 from sinklab.config.spec import SAVEABLE_ACTIVATIONS, parse_saved_activations
@@ -145,7 +143,6 @@ class Transformer(nnx.Module):
         backend: str = 'chunked',
         capture: bool = False,
         num_first_keys: int = 0,
-        row_functions: RowFunctions = types.MappingProxyType({}),
         remat: str = 'none',
         edit: Callable[..., jax.Array] | None = None,
     ) -> tuple[jax.Array, Intermediates]:
@@ -158,7 +155,6 @@ class Transformer(nnx.Module):
             backend: Name in `BACKENDS`.
             capture: Return attention matrices and residual streams, with the `dense` backend.
             num_first_keys: Return the attention mass on this many first keys, unless `capture` is True; 0 for none.
-            row_functions: Functions of rows of attention, whose means over the queries are returned.
             remat: Which activations are saved for the backward pass; see `apply_remat`.
             edit: Function (layer, from 0, *arguments of an `EditFn`) that edits arrays; with `capture` only.
 
@@ -175,9 +171,7 @@ class Transformer(nnx.Module):
                 layer_type, self.length, position.make_relative_bias(), position_BT, mask
             )
             rotate = functools.partial(position.rotate, position_BT=attention_spec.bias.query_position_BT)
-            return AttentionContext(
-                attention_spec, rotate, 'dense' if capture else backend, capture, num_first_keys, row_functions
-            )
+            return AttentionContext(attention_spec, rotate, 'dense' if capture else backend, capture, num_first_keys)
 
         contexts = [*map(make_context, self.model.layer_types, self.positions)]
 

@@ -1,7 +1,6 @@
 """All-gather of parameters, and reduce-scatter of gradients along the rings of a mesh axis."""
 
 import contextvars
-import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -53,47 +52,36 @@ def shard_map_over_batch(
 
 def all_gather(array: jax.Array, *logical_axes: str | None) -> jax.Array:
     """All-gather an array of which this device has a shard, along its manual mesh axes."""
-    return apply_to_sharded_axes(all_gather_axes, array, logical_axes)
-
-
-def all_gather_axes(sharded_dimensions: list[tuple[int, str]], array: jax.Array) -> jax.Array:
-    for dimension, axis in sharded_dimensions:
-        moved = jnp.moveaxis(array, dimension, 0)
-        gathered_rows = jax.lax.all_gather(moved.reshape(len(moved), -1), axis)
-        array = jnp.moveaxis(gathered_rows.reshape(-1, *moved.shape[1:]), 0, dimension)
-    return array
+    return apply_to_sharded_axes(jax.lax.all_gather, array, logical_axes)
 
 
 def reduce_scatter(array: jax.Array, *logical_axes: str | None) -> jax.Array:
     """Reduce-scatter an array: return this device's shard of the sum over devices."""
-    return apply_to_sharded_axes(reduce_scatter_axes, array, logical_axes)
+    return apply_to_sharded_axes(psum_scatter_rings, array, logical_axes)
 
 
-def reduce_scatter_axes(sharded_dimensions: list[tuple[int, str]], array: jax.Array) -> jax.Array:
-    for dimension, axis in sharded_dimensions:
-        moved = jnp.moveaxis(array, dimension, 0)
-        num_shards = jax.lax.axis_size(axis)
-        local_rows = psum_scatter_rings(moved.reshape(num_shards, len(moved) // num_shards, -1), axis)
-        array = jnp.moveaxis(local_rows.reshape(-1, *moved.shape[1:]), 0, dimension)
-    return array
-
-
-def apply_to_sharded_axes(function: Callable, array: jax.Array, logical_axes: Sequence[str | None]) -> jax.Array:
-    """Apply function(sharded_dimensions, array) inside a shard_map over automatic axes.
+def apply_to_sharded_axes(collective: Callable, array: jax.Array, logical_axes: Sequence[str | None]) -> jax.Array:
+    """Apply collective(rows, mesh axis) to the rows of each sharded dimension, in a shard_map over automatic axes.
 
     Without the shard_map the compiler would gather the dimensions that it has partitioned.
     """
     sharded_dimensions = find_sharded_dimensions(logical_axes)
     if not sharded_dimensions:
         return array
+
+    def apply(array: jax.Array) -> jax.Array:
+        for dimension, axis in sharded_dimensions:
+            moved = jnp.moveaxis(array, dimension, 0)
+            rows = collective(moved.reshape(len(moved), -1), axis)
+            array = jnp.moveaxis(rows.reshape(-1, *moved.shape[1:]), 0, dimension)
+        return array
+
     auto_spec = sharding.make_auto_partition_spec(array.shape, logical_axes)
-    apply = functools.partial(function, sharded_dimensions)
     return sharding.shard_map_auto_axes(apply, sharding.list_mesh_axes(auto_spec), (auto_spec,), auto_spec)(array)
 
 
-def psum_scatter_rings(array_nDN: jax.Array, axis: str) -> jax.Array:
-    """Reduce-scatter in the steps of `make_ring_groups`; return the entry of this device."""
-    array_RN = array_nDN.reshape(-1, array_nDN.shape[-1])
+def psum_scatter_rings(array_RN: jax.Array, axis: str) -> jax.Array:
+    """Reduce-scatter rows in the steps of `make_ring_groups`; return the rows of this device."""
     for size, groups in make_ring_groups(axis):
         chunks = array_RN.reshape(size, -1, array_RN.shape[-1])
         array_RN = jax.lax.psum_scatter(chunks, axis, axis_index_groups=groups)

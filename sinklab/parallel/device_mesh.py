@@ -72,16 +72,11 @@ def get_devices() -> list[jax.Device]:
     return devices
 
 
-def get_device_memory_bytes(num_local_processes: int = 1) -> int:
-    """Return the memory of each device of this process in bytes.
-
-    Args:
-        num_local_processes: Number of processes of the run on this host. CPU devices share the memory of the host;
-            an accelerator reports its own.
-    """
+def get_device_memory_bytes() -> int:
+    """Return the memory of each device of this process in bytes; CPU devices share the memory of the host."""
     local_devices = jax.local_devices()
     bytes_limit = (local_devices[0].memory_stats() or {}).get('bytes_limit')
-    return bytes_limit or get_host_memory_bytes() // (num_local_processes * len(local_devices))
+    return bytes_limit or get_host_memory_bytes() // len(local_devices)
 
 
 def get_host_memory_bytes() -> int:
@@ -162,12 +157,8 @@ def factor_into_rings(coords: Sequence[tuple[int, ...]]) -> tuple[int, ...]:
     ring_ends = [
         index
         for index, (coord, next_coord) in enumerate(itertools.pairwise(coords), 1)
-        if count_changed_coords(coord, next_coord) > 1
+        if sum(a != b for a, b in zip(coord, next_coord, strict=True)) > 1
     ]
     if not ring_ends or ring_ends[0] == 1 or len(coords) % ring_ends[0]:
         return (len(coords),)
     return *factor_into_rings(coords[:: ring_ends[0]]), ring_ends[0]
-
-
-def count_changed_coords(first: Sequence[int], second: Sequence[int]) -> int:
-    return sum(a != b for a, b in zip(first, second, strict=True))

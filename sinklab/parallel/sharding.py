@@ -66,9 +66,7 @@ def constrain_sharding(array: jax.Array, *logical_axes: str | None) -> jax.Array
     """
     if not get_auto_axes():
         return array
-    mesh = jax.sharding.get_abstract_mesh()
-    spec = restrict_spec(logical_to_mesh_axes(*logical_axes), mesh.auto_axes)
-    return jax.lax.with_sharding_constraint(array, drop_indivisible_axes(mesh, array.shape, spec))
+    return jax.lax.with_sharding_constraint(array, make_auto_partition_spec(array.shape, logical_axes))
 
 
 def restrict_spec(spec: PartitionSpec, allowed_axes: Collection[str]) -> PartitionSpec:

@@ -1,161 +1,78 @@
-"""Compilation of a run for absent devices, and the memory of its programs."""
+"""Compilation of the train step of a run for absent devices, and its memory."""
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import jax
-import jax.numpy as jnp
 
 from sinklab.chip_specs import ChipSpec
 from sinklab.config.spec import Layout, Spec
 from sinklab.model import flops
-from sinklab.parallel import device_mesh, sharding
-from sinklab.train import memory_estimate, sink_probe, state, step, validation_loss
+from sinklab.parallel import device_mesh
+from sinklab.train import device_layout, step
 
 # libtpu reports neither text nor cycles of operations on SparseCores (gathers of table rows, on v5p), which
 # benchmarks/step_cost.py reads.
 COMPILER_OPTIONS = {'tpu': {'xla_tpu_offload_gather_to_sparsecore': False}}
 
-LowerFn = Callable[[], jax.stages.Lowered]
-
 
 @dataclasses.dataclass(frozen=True)
-class CompiledProgram:
-    """A compiled program, with its memory use on each device."""
-
-    executable: jax.stages.Compiled
-    # argument, output, alias, temp, code, resident (arrays that the program does not use) and peak
-    memory_bytes: dict[str, int]
-    compile_seconds: float  # including lowering
-
-
-@dataclasses.dataclass(frozen=True)
-class CompiledRun:
-    """The programs of a run, compiled for a mesh of chips."""
+class CompiledStep:
+    """The train step of a run, compiled for a mesh of chips."""
 
     layout: Layout
     mesh: jax.sharding.Mesh
     chip: ChipSpec
     backend: str
-    programs: dict[str, CompiledProgram]
+    executable: jax.stages.Compiled
+    compile_seconds: float  # including lowering
 
     @property
-    def memory_bytes(self) -> float:
+    def device_memory_bytes(self) -> float:
         return self.chip.memory_bytes / self.chip.devices_per_chip
 
     @property
     def peak_bytes(self) -> int:
-        return max(program.memory_bytes['peak'] for program in self.programs.values())
+        """The bytes of a device that the step needs."""
+        return device_layout.count_peak_bytes(self.executable)
 
 
-def compile_run(
-    spec: Spec,
-    layout: Layout,
-    target_devices: Sequence[jax.Device],
-    chip: ChipSpec,
-    program_names: Sequence[str] = (),
-    print_line: Callable[[str], None] = lambda text: None,
-) -> CompiledRun:
-    """Compile the programs of a run, or those with the given names.
+def compile_run(spec: Spec, layout: Layout, target_devices: Sequence[jax.Device], chip: ChipSpec) -> CompiledStep:
+    """Compile the train step of a run.
 
     Raises:
-        UserError: A program does not fit on the chips, or cannot be divided over them.
+        UserError: The step does not fit on the chips, or cannot be divided over them.
     """
     platform = {'cuda': 'gpu'}.get(target_devices[0].platform, target_devices[0].platform)
     mesh = device_mesh.make_mesh(layout, target_devices)
-    memory_estimate.check_layout(spec, layout, mesh)
-    layout = dataclasses.replace(layout, micro_batch=memory_estimate.choose_micro_batch(spec, layout, mesh))
-    backend = step.choose_unverified_backend(spec, layout, platform).backend
     memory_bytes = chip.memory_bytes / chip.devices_per_chip
-    remat = memory_estimate.choose_remat_policy(spec, layout, mesh, backend, memory_bytes)
-    layout = dataclasses.replace(layout, remat=remat)
-    compiled_programs = {}
-    with jax.set_mesh(mesh):
-        lower_functions = get_programs(spec, layout, mesh, backend)
-        for name in program_names or lower_functions:
-            print_line(f'compiling the program {name} for {mesh.size} devices, which may take minutes')
-            with memory_estimate.translate_oom_errors(f'the program {name}'):
-                compiled_programs[name] = compile_program(
-                    lower_functions[name], platform, count_resident_bytes(name, spec, mesh)
-                )
-    return CompiledRun(layout, mesh, chip, backend, compiled_programs)
-
-
-def get_programs(spec: Spec, layout: Layout, mesh: jax.sharding.Mesh, backend: str) -> dict[str, LowerFn]:
-    """Return {name: lower()} in the order in which a run uses them; call lower() under the mesh."""
-    abstract_state = state.make_abstract_state(spec, mesh)
-    num_shards = sharding.count_batch_shards(mesh)
-    _, valid_rows = validation_loss.choose_eval_batch_sizes(
-        spec.valid.windows, layout.get_micro_batch_size(spec.optimizer.batch_size), num_shards
-    )
-    _, probe_rows = validation_loss.choose_eval_batch_sizes(spec.probe.sequences, spec.probe.sequences, num_shards)
-
-    # With trigger tokens, a run computes the loss of each token.
-    make_valid_loss = validation_loss.make_token_loss if spec.data.triggers else validation_loss.make_mean_loss
-
-    def make_abstract_ids(count: int, length: int) -> jax.ShapeDtypeStruct:
-        ids_sharding = sharding.make_batch_sharding(mesh, (count, length))
-        return jax.ShapeDtypeStruct((count, length), jnp.int32, sharding=ids_sharding)
-
-    return {
-        'state': lambda: state.jit_create_state(spec, mesh).lower(),
-        'validation': lambda: make_valid_loss(spec, mesh, backend).lower(
-            abstract_state['params'], make_abstract_ids(valid_rows, spec.data.length + 1)
-        ),
-        'probe': lambda: sink_probe.jit_probe(spec, mesh).lower(
-            abstract_state['params'], make_abstract_ids(probe_rows, spec.probe.length)
-        ),
-        'step': lambda: step.make_train_step(spec, layout, mesh, backend).lower(
-            abstract_state, *step.make_abstract_inputs(spec, mesh)
-        ),
-    }
-
-
-def compile_program(lower: LowerFn, platform: str, resident_bytes: int) -> CompiledProgram:
+    layout, backend_choice = device_layout.choose_layout(spec, layout, mesh, memory_bytes, platform)
+    backend = backend_choice.backend
     start_time = time.perf_counter()
-    executable = lower().compile(COMPILER_OPTIONS.get(platform))
-    compile_seconds = time.perf_counter() - start_time
-    analysis = executable.memory_analysis()
-    memory_bytes = dict(
-        argument=analysis.argument_size_in_bytes,
-        output=analysis.output_size_in_bytes,
-        alias=analysis.alias_size_in_bytes,
-        temp=analysis.temp_size_in_bytes,
-        code=analysis.generated_code_size_in_bytes,
-        resident=resident_bytes,
-    )
-    # Aliased outputs reuse the memory of arguments.
-    memory_bytes['peak'] = sum(memory_bytes.values()) - 2 * memory_bytes['alias']
-    return CompiledProgram(executable, memory_bytes, compile_seconds)
+    with jax.set_mesh(mesh), device_layout.translate_oom_errors():
+        executable = step.compile_train_step(spec, layout, mesh, backend, COMPILER_OPTIONS.get(platform))
+    return CompiledStep(layout, mesh, chip, backend, executable, time.perf_counter() - start_time)
 
 
-def count_resident_bytes(name: str, spec: Spec, mesh: jax.sharding.Mesh) -> int:
-    """Count the bytes of the optimizer state, which stays on a device during programs that do not use it."""
-    if name in ('state', 'step'):
-        return 0
-    return memory_estimate.count_device_bytes(state.make_abstract_state(spec, mesh)['opt_state'])
-
-
-def make_report(spec: Spec, compiled_run: CompiledRun) -> dict:
-    """Make the report of a compiled run, for JSON output."""
-    layout, mesh, chip = compiled_run.layout, compiled_run.mesh, compiled_run.chip
+def make_report(spec: Spec, compiled_step: CompiledStep) -> dict:
+    """Make the report of a compiled step, for JSON output."""
+    layout = compiled_step.layout
+    mesh = compiled_step.mesh
+    chip = compiled_step.chip
     # The compiler's cost_analysis() counts the body of a loop once, and kernels not at all.
     step_flops = flops.count_step_flops(spec) / mesh.size
     return dict(
         devices=mesh.size,
         mesh=dict(mesh.shape),
-        attention=compiled_run.backend,
+        attention=compiled_step.backend,
         batch_size=spec.optimizer.batch_size,
         micro_batch=layout.get_micro_batch_size(spec.optimizer.batch_size),
         remat=layout.remat,
-        peak_bytes_per_chip=compiled_run.peak_bytes,
-        memory_bytes_per_chip=compiled_run.memory_bytes,
-        fits=compiled_run.peak_bytes <= compiled_run.memory_bytes,
+        compile_seconds=round(compiled_step.compile_seconds, 1),
+        peak_bytes_per_chip=compiled_step.peak_bytes,
+        memory_bytes_per_chip=compiled_step.device_memory_bytes,
+        fits=compiled_step.peak_bytes <= compiled_step.device_memory_bytes,
         step_flops_per_chip=step_flops,
         step_seconds_at_peak=step_flops / (chip.flops_per_second / chip.devices_per_chip),
-        programs={
-            name: dict(seconds=round(program.compile_seconds, 1), bytes=program.memory_bytes)
-            for name, program in compiled_run.programs.items()
-        },
     )

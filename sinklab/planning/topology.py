@@ -38,12 +38,6 @@ def find_libtpu() -> str | None:
     return str(Path(module_spec.origin).parent / 'libtpu.so') if module_spec else None
 
 
-def find_libtpu_version() -> str | None:
-    """Return the version of the libtpu library, as its installer has recorded it."""
-    info_folders = Path(path).parents[1].glob('libtpu-*.dist-info') if (path := find_libtpu()) else ()
-    return next((folder.stem.removeprefix('libtpu-') for folder in info_folders), None)
-
-
 # XLA's GpuTargetConfigProto of a Hopper GPU, with placeholders for the size and bandwidth of its memory.
 HOPPER_TARGET_CONFIG = """
 gpu_device_info {{

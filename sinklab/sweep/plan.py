@@ -100,7 +100,7 @@ def check_run(run: SweepRun, layout: Layout) -> None:
             parameters, where an axis that `layout` leaves open counts as 1.
     """
     from sinklab.parallel.device_mesh import make_abstract_mesh
-    from sinklab.train.memory_estimate import check_layout
+    from sinklab.train.device_layout import check_layout
 
     last_step = run.spec.optimizer.steps
     advice = f'the row has changed since: give another --workdir, rename the row, or move {run.run_dir} away'

@@ -1,6 +1,5 @@
-"""Callbacks of the training loop: base classes, TensorBoard, Weights & Biases, and the profiler."""
+"""Callbacks of the training loop: the base class, TensorBoard, and Weights & Biases."""
 
-import functools
 import hashlib
 import importlib
 import os
@@ -9,7 +8,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from sinklab.config.differences import flatten_dict
-from sinklab.errors import UserError, format_error, format_extra_command
+from sinklab.errors import UserError, format_extra_command
 from sinklab.run_dir import RunDir, format_parent
 from sinklab.storage.paths import is_remote, make_absolute
 
@@ -19,7 +18,7 @@ class Callback:
 
     The methods of this base class do nothing; derive from it and override those that you need. Pass callbacks to
     `sinklab.train.loop.train`. The terminal, TensorBoard and Weights & Biases are callbacks. An exception in a
-    callback ends the run; wrap it in `BestEffortCallback` if training should continue without it.
+    callback ends the run.
     """
 
     def on_message(self, line: str) -> None:
@@ -71,30 +70,6 @@ def summarize_newest_attempt(run_dir: RunDir, attempts: list[dict[str, Any]]) ->
 # that it can compute with sharded arrays. `metrics` is the record of the step so far; `state` is a dict of `step`,
 # `params` and `opt_state`, whose arrays the next step donates.
 StateFunction = Callable[[int, dict[str, Any], dict[str, Any]], Mapping[str, float] | None]
-
-
-class BestEffortCallback(Callback):
-    """Wrapper of a callback that disables it at its first error, with a warning, so that the run continues.
-
-    Args:
-        callback: The callback, which is called until it raises an exception for the first time.
-        name: Name of the callback in the warning.
-        warn: Function that is called once, with a line that describes the error.
-    """
-
-    def __init__(self, callback: Callback, name: str, warn: Callable[[str], None]):
-        self.callback: Callback | None = callback
-        self.name, self.warn = name, warn
-        for method in ('on_message', 'on_train_begin', 'on_record', 'on_train_end'):
-            setattr(self, method, functools.partial(self._call, method))
-
-    def _call(self, method: str, *arguments: object) -> None:
-        try:
-            if self.callback:
-                getattr(self.callback, method)(*arguments)
-        except Exception as error:
-            self.callback = None
-            self.warn(f'{self.name}: {format_error(error, with_type=True)}; it is disabled, and training continues')
 
 
 def import_extra(module: str, extra: str, run_dir: RunDir) -> Any:
@@ -165,12 +140,14 @@ class WandbCallback(Callback):
             self.wandb_run.finish()
 
 
-def parse_profile_steps(option: str, run_dir: RunDir, last_step: int) -> range:
-    """Parse STEP:COUNT into the range of steps to trace, which ends at the last step of the run.
+def parse_profile_steps(option: str | None, run_dir: RunDir, last_step: int) -> range:
+    """Parse STEP:COUNT into the range of steps to trace, which ends at the last step of the run; None: no steps.
 
     Raises:
         UserError: The option is invalid, begins after the last step, or the run directory is in a bucket.
     """
+    if option is None:
+        return range(0)
     match = re.fullmatch(r'(\d{1,12}):(\d{1,12})', option)
     first_step, count = map(int, match.groups()) if match else (0, 0)
     if not first_step or not count:
@@ -179,51 +156,3 @@ def parse_profile_steps(option: str, run_dir: RunDir, last_step: int) -> range:
         raise UserError(f'--profile={option} begins after the last step, which is {last_step}; give an earlier STEP')
     check_is_local('--profile', run_dir)
     return range(first_step, min(first_step + count - 1, last_step) + 1)
-
-
-class ProfilerCallback(Callback):
-    """Callback that traces some steps with the JAX profiler into profile/ of the run directory.
-
-    A step is dispatched before the metrics of the previous step arrive, so that the trace starts two steps earlier.
-    It may contain a step more at each end, work that is due after steps, and the compilation of the first two steps.
-    """
-
-    def __init__(self, run_dir: RunDir, steps: range, print_line: Callable[[str], None]):
-        self.path = run_dir.path / 'profile'
-        self.steps = steps
-        self.print_line = print_line
-        self.is_tracing = False
-
-    def on_train_begin(self, step: int, attention: str, changes: list[str]) -> None:
-        self.start_if_due(step)
-
-    def on_record(self, record: dict[str, Any], written: bool) -> None:
-        if self.is_tracing and record['step'] >= self.steps[-1]:
-            import jax
-
-            jax.block_until_ready(jax.live_arrays())  # metrics come from one device, and others may still compute
-            self.stop()
-        self.start_if_due(record['step'])
-
-    def on_train_end(self) -> None:
-        if self.is_tracing:
-            self.stop()
-
-    def start_if_due(self, finished_step: int) -> None:
-        """Start the trace if the steps begin within the next two."""
-        if not self.is_tracing and self.steps[0] - 2 <= finished_step < self.steps[-1]:
-            import jax
-
-            options = jax.profiler.ProfileOptions()
-            options.python_tracer_level = 0  # a million calls during compilation would fill the trace
-            jax.profiler.start_trace(str(self.path), profiler_options=options)
-            self.is_tracing = True
-
-    def stop(self) -> None:
-        import jax
-
-        jax.profiler.stop_trace()
-        self.is_tracing = False
-        self.print_line(
-            f'steps {self.steps[0]} to {self.steps[-1]} are traced in {self.path}, for XProf or TensorBoard'
-        )

@@ -4,10 +4,9 @@ import contextlib
 import dataclasses
 import functools
 import math
-import platform
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 
@@ -31,7 +30,7 @@ from sinklab.process_group import (
 from sinklab.run_dir import MetricsWriter, RunDir, check_run_dir, list_changes
 from sinklab.storage.files import poll_until
 from sinklab.storage.folder_lock import DEFAULT_GRACE_SECONDS, FolderTakenError, hold_folder, read_owner
-from sinklab.train import memory_estimate, sink_probe, state, step, warm_start
+from sinklab.train import device_layout, sink_probe, state, step, warm_start
 from sinklab.train.callbacks import Callback, StateFunction, summarize_newest_attempt
 from sinklab.train.run_outcome import (
     DivergedError,
@@ -43,9 +42,6 @@ from sinklab.train.validation_loss import make_validation_fn
 
 PREFETCH_DEPTH = 16  # maximum number of batches that are read and put on devices before their steps
 SAVE_REQUEST = 1  # what a process requests by a step: 0 for nothing, 1 for a save, the number of a signal for a stop
-
-# Spec, layout, mesh and attention backend: the arguments of functions that make a program of a run.
-ProgramArgs = tuple[Spec, Layout, jax.sharding.Mesh, str]
 
 
 def train(
@@ -59,6 +55,7 @@ def train(
     parent: warm_start.WarmStart | None = None,
     grace_seconds: float = DEFAULT_GRACE_SECONDS,
     step_timeout: float = 600.0,
+    profile_steps: range = range(0),
 ) -> None:
     """Train a run, resuming from the newest checkpoint in `run_dir` or from the checkpoint of `parent`.
 
@@ -74,10 +71,11 @@ def train(
         parent: Checkpoint of another run that a new run starts from; None for a run from scratch.
         grace_seconds: Time to wait for another job that uses the run directory, for example while it stops.
         step_timeout: Seconds without the end of a step after which a run of several processes ends.
+        profile_steps: Steps that process 0 traces with the profiler of jax into profile/ of the run directory.
 
     Raises:
-        UserError: The config, layout, data, run directory or warm start does not fit; a program does not fit in
-            device memory; or a state callback returned an invalid metric.
+        UserError: The config, layout, data, run directory or warm start does not fit, or the device memory does not
+            suffice.
         FolderTakenError: Another job owns the run directory.
         DivergedError: A metric is not finite.
         StoppedBySignal: A signal requested a stop, and a checkpoint was saved.
@@ -94,11 +92,11 @@ def train(
         check_owner = stack.enter_context(hold_run_dir(run_dir, group, grace_seconds))
         broadcast_from_primary(group, lambda: check_run_dir(run_dir, spec))
         stack.enter_context(write_outcome(run_dir))
+        stack.enter_context(device_layout.translate_oom_errors())
 
         # Set up the layout, the attention backend, the data and the files of the run.
         warm_start.check_warm_start(parent, spec, run_dir, group)
         layout, mesh, backend_choice, data = set_up(spec, layout, group)
-        program_args = spec, layout, mesh, backend_choice.backend
         broadcast_from_primary(group, lambda: initialize_run_dir(run_dir, spec, row, data, parent))
         stack.enter_context(jax.set_mesh(mesh))
         checkpointer = Checkpointer(run_dir, spec.checkpoint, data.fingerprint, group, check_owner)
@@ -107,43 +105,38 @@ def train(
             stack.callback(callback.on_train_end)
 
         # Choose the step to resume from. Evaluations that an earlier attempt did not reach are missing at that step.
-        resume = choose_resume_point(checkpointer, parent)
-        layout_lines = memory_estimate.format_device_layout(*program_args)
-        send_messages(callbacks, [*resume.damage_lines, *layout_lines])
-        evaluator = Evaluator(program_args, data, run_dir, state_callbacks, resume.start_step)
-        logged_names, seconds = broadcast_from_primary(group, lambda: read_resume_record(run_dir, resume.step))
-        missing_evals = [name for name in evaluator.find_due(resume.step).evaluations if name not in logged_names]
-        steps = range(resume.step + 1, spec.optimizer.steps + 1)
+        start_step = broadcast_from_primary(group, run_dir.read_start_step)
+        sound_step, damage_lines = checkpointer.choose_sound_step()
+        resume_step = start_step if sound_step is None else sound_step
+        send_messages(callbacks, [*damage_lines, *device_layout.format_device_layout(layout, mesh)])
+        evaluator = Evaluator(spec, layout, mesh, backend_choice.backend, data, run_dir, start_step)
+        logged_names, seconds = broadcast_from_primary(group, lambda: read_resume_record(run_dir, resume_step))
+        missing_evals = [name for name in evaluator.find_due(resume_step) if name not in logged_names]
+        steps = range(resume_step + 1, spec.optimizer.steps + 1)
         if not steps and not missing_evals:
             return
         start_time = time.perf_counter() - seconds
 
-        # Restore or initialize the state.
-        if resume.has_checkpoint:
-            train_state = checkpointer.restore(resume.step, state.make_abstract_state(spec, mesh))
-        elif resume.is_warm_start:
-            train_state = warm_start.load_parent_state(parent, spec, mesh)
-            checkpointer.save(resume.step, train_state)  # after that, the warm start no longer needs its parent
-        else:
-            train_state = state.create_state(spec, mesh)
+        # Restore or create the state.
+        train_state = restore_or_create_state(checkpointer, sound_step, spec, mesh, parent)
         if is_primary:
             check_owner()
-            attempts = record_attempt(run_dir, spec, layout, mesh, backend_choice, resume.step)
+            attempts = record_attempt(run_dir, spec, layout, mesh, backend_choice, resume_step)
             for callback in callbacks:
                 callback.on_train_begin(*summarize_newest_attempt(run_dir, attempts))
         if fallback_line := backend_choice.describe_fallback():  # repeated at the end, after thousands of lines
             stack.callback(send_messages, callbacks, [fallback_line])
-        writer = stack.enter_context(contextlib.closing(MetricsWriter(run_dir, resume.step, check_owner)))
+        writer = stack.enter_context(contextlib.closing(MetricsWriter(run_dir, resume_step, check_owner)))
         logger = MetricsLogger(spec, mesh, data, writer, callbacks, start_time)
         if missing_evals:
-            record = {'step': resume.step, 'seconds': logger.get_seconds()}
-            record |= evaluator.evaluate(missing_evals, resume.step, train_state['params'])
+            record = {'step': resume_step, 'seconds': logger.get_seconds()}
+            record |= evaluator.evaluate(missing_evals, resume_step, train_state['params'])
             logger.report_record(record, is_logged=True)
         if not steps:
             return
 
         # Compile the step.
-        run_step = compile_step(program_args, train_state)
+        run_step = step.compile_train_step(spec, layout, mesh, backend_choice.backend)
         make_request_array = functools.cache(functools.partial(sharding.make_per_device_array, mesh=mesh))
         batch_shape = spec.optimizer.batch_size, spec.data.length + 1
 
@@ -154,6 +147,7 @@ def train(
         batches = stack.enter_context(contextlib.closing(prefetch(load_batch, steps, PREFETCH_DEPTH)))
         received_signals = stack.enter_context(collect_stop_signals())
         stack.callback(set_hang_timer, 0)
+        profiler = stack.enter_context(contextlib.ExitStack())
         last_save_time = time.monotonic()
         logger.restart_timer()
 
@@ -164,16 +158,25 @@ def train(
             if group.process_count > 1:
                 set_hang_timer(step_timeout)
             checkpointer.raise_save_error()
-            is_save_due = is_primary and 0 < 60 * spec.checkpoint.every_minutes < time.monotonic() - last_save_time
-            own_request = max([*received_signals, SAVE_REQUEST if is_save_due else 0])
+            save_seconds = 60 * spec.checkpoint.every_minutes
+            wants_save = is_primary and 0 < save_seconds < time.monotonic() - last_save_time
+            own_request = max([*received_signals, SAVE_REQUEST if wants_save else 0])
+            if is_primary and step_num == profile_steps.start:
+                jax.block_until_ready(train_state)
+                profiler.enter_context(trace_devices(run_dir, callbacks))
             with jax.profiler.StepTraceAnnotation('train', step_num=step_num):
                 train_state, step_metrics = run_step(train_state, next(batches), make_request_array(own_request))
+            if is_primary and step_num == profile_steps.stop - 1:
+                jax.block_until_ready(train_state)
+                profiler.close()
             request = 0
             if unread_metrics:
                 metrics, request = read_metrics(step_num - 1, unread_metrics)
                 logger.report_record(logger.make_record(step_num - 1, metrics), logger.is_logged(step_num - 1))
-            due = evaluator.find_due(step_num)
-            if not request and not any(due):
+            due_evals = evaluator.find_due(step_num)
+            due_functions = [function for function, every in state_callbacks if is_due(step_num, every, spec)]
+            is_save_due = is_due(step_num, spec.checkpoint.every_steps, spec)
+            if not (request or due_evals or due_functions or is_save_due):
                 unread_metrics = step_metrics
                 continue
 
@@ -185,17 +188,15 @@ def train(
             is_stopping = request > SAVE_REQUEST
             record = logger.make_record(step_num, metrics)
             if not is_stopping:
-                record |= evaluator.evaluate(due.evaluations, step_num, train_state['params'])
-            try:
-                for function in due.state_functions if not is_stopping else []:
-                    record |= call_state_function(function, step_num, record, train_state)
-            finally:  # also after an error in a state function: the state is correct, and the run can resume from it
-                is_logged = logger.is_logged(step_num) or bool(due.evaluations or due.state_functions)
-                logger.report_record(record, is_logged)
-                if request or due.save:
-                    writer.upload()
-                    checkpointer.save(step_num, train_state)
-                    last_save_time = time.monotonic()
+                record |= evaluator.evaluate(due_evals, step_num, train_state['params'])
+                for function in due_functions:
+                    new_metrics = function(step_num, dict(record), train_state) or {}
+                    record |= {name: float(value) for name, value in new_metrics.items()}
+            logger.report_record(record, logger.is_logged(step_num) or bool(due_evals or due_functions))
+            if request or is_save_due:
+                writer.upload()
+                checkpointer.save(step_num, train_state)
+                last_save_time = time.monotonic()
             if is_stopping:
                 checkpointer.wait_until_finished()  # while further signals are collected: a scheduler may repeat it
                 raise StoppedBySignal(request, step_num)
@@ -203,39 +204,29 @@ def train(
         checkpointer.wait_until_finished()  # while signals are collected, so that none ends the last save
 
 
-class ResumePoint(NamedTuple):
-    """The step after which an attempt begins, and where its state comes from."""
-
-    start_step: int  # after which the run began: 0, or that of its parent
-    step: int
-    has_checkpoint: bool  # at `step`; otherwise the state comes from the parent, or is initialized
-    is_warm_start: bool
-    damage_lines: list[str]  # about checkpoints that are skipped
-
-
-def choose_resume_point(checkpointer: Checkpointer, parent: warm_start.WarmStart | None) -> ResumePoint:
-    """Choose the newest sound checkpoint, or the start of the run if there is none.
+def restore_or_create_state(
+    checkpointer: Checkpointer,
+    sound_step: int | None,
+    spec: Spec,
+    mesh: jax.sharding.Mesh,
+    parent: warm_start.WarmStart | None,
+) -> dict:
+    """Restore a checkpoint; without one, load the state of the parent, or create a new state.
 
     Raises:
-        UserError: All checkpoints are damaged, or a warm start still needs its parent and cannot use it.
+        UserError: A warm start still needs its parent and cannot use it.
     """
     run_dir, group = checkpointer.run_dir, checkpointer.group
-    start_step = broadcast_from_primary(group, run_dir.read_start_step)
-    sound_step, damage_lines = checkpointer.choose_sound_step()
     if sound_step is not None:
-        return ResumePoint(start_step, sound_step, True, False, damage_lines)
-    if recorded := broadcast_from_primary(group, run_dir.read_parent):
-        warm_start.require_parent(parent, run_dir, recorded)
-        warm_start.verify_parent(parent, group)
-    return ResumePoint(start_step, start_step, False, bool(recorded), damage_lines)
-
-
-class DueWork(NamedTuple):
-    """Work that is due after a step and needs its state."""
-
-    evaluations: list[str]  # names of metrics; a record without the metric shows that the evaluation has not run
-    state_functions: list[StateFunction]
-    save: bool
+        return checkpointer.restore(sound_step, state.make_abstract_state(spec, mesh))
+    recorded_parent = broadcast_from_primary(group, run_dir.read_parent)
+    if not recorded_parent:
+        return state.create_state(spec, mesh)
+    parent = warm_start.require_parent(parent, run_dir, recorded_parent)
+    warm_start.verify_parent(parent, group)
+    train_state = warm_start.load_parent_state(parent, spec, mesh)
+    checkpointer.save(parent.start_step, train_state)  # after that, the warm start no longer needs its parent
+    return train_state
 
 
 class Evaluator:
@@ -243,34 +234,30 @@ class Evaluator:
 
     def __init__(
         self,
-        program_args: ProgramArgs,
+        spec: Spec,
+        layout: Layout,
+        mesh: jax.sharding.Mesh,
+        backend: str,
         data: RunData,
         run_dir: RunDir,
-        state_callbacks: Sequence[tuple[StateFunction, int]],
         start_step: int,
     ):
-        self.spec, _, mesh, _ = program_args
-        self.data, self.run_dir, self.state_callbacks, self.start_step = data, run_dir, state_callbacks, start_step
-        translate_oom = memory_estimate.translate_oom_error_of_first_call
-        self.compute_valid_loss = translate_oom(make_validation_fn(*program_args), 'validation')
-        self.compute_probe = translate_oom(sink_probe.make_probe(self.spec, mesh), 'the probe')
+        self.spec, self.data, self.run_dir, self.start_step = spec, data, run_dir, start_step
+        self.compute_valid_loss = make_validation_fn(spec, layout, mesh, backend)
+        self.compute_probe = sink_probe.make_probe(spec, mesh)
 
-    def find_due(self, step_num: int) -> DueWork:
-        """Find what is due after a step; evaluations also before the first step, everything after the last one."""
+    def find_due(self, step_num: int) -> list[str]:
+        """Find the evaluations that are due after a step, at the first and at the last step all of them.
 
-        def is_due(every_steps: int) -> bool:
-            return is_last or is_multiple(step_num, every_steps)
-
-        is_last = step_num == self.spec.optimizer.steps
+        Returns:
+            A metric of each; a record without the metric shows that the evaluation has not run.
+        """
         intervals = {'valid/loss': self.spec.valid.every_steps, HEADLINE_METRIC.name: self.spec.probe.every_steps}
-        return DueWork(
-            [name for name, every in intervals.items() if is_due(every) or step_num == self.start_step],
-            [function for function, every in self.state_callbacks if is_due(every)],
-            is_due(self.spec.checkpoint.every_steps),
-        )
+        is_first = step_num == self.start_step
+        return [name for name, every in intervals.items() if is_first or is_due(step_num, every, self.spec)]
 
     def evaluate(self, names: list[str], step_num: int, params: dict) -> dict[str, float]:
-        """Return the metrics of evaluations, and save the arrays of the probe; raises DivergedError."""
+        """Return the metrics of evaluations, and save the arrays of the probe."""
         metrics: dict[str, float] = {}
         if 'valid/loss' in names:
             metrics |= self.compute_valid_loss(
@@ -283,8 +270,6 @@ class Evaluator:
             if self.run_dir.is_writable:
                 sink_probe.save_probe(self.run_dir.get_probe_path(step_num), arrays, context)
             metrics |= sink_probe.compute_probe_metrics(arrays, self.spec, self.data.is_trigger(ids_PT))
-        if not all(map(math.isfinite, metrics.values())):
-            raise DivergedError(step_num, metrics)
         return metrics
 
 
@@ -301,7 +286,7 @@ class MetricsLogger:
         start_time: float,
     ):
         self.spec, self.data, self.writer, self.callbacks = spec, data, writer, callbacks
-        self.peak_flops = memory_estimate.compute_mesh_peak_flops(mesh)
+        self.peak_flops = device_layout.compute_mesh_peak_flops(mesh)
         self.start_time = start_time  # on the clock of this process, as if the run had never stopped
         self.restart_timer()
 
@@ -315,7 +300,7 @@ class MetricsLogger:
         self.num_steps = 0
 
     def is_logged(self, step_num: int) -> bool:
-        return is_multiple(step_num, self.spec.log.every_steps)
+        return step_num % self.spec.log.every_steps == 0
 
     def make_record(self, step_num: int, metrics: dict[str, float]) -> dict[str, Any]:
         """Make the record of a step, once for each step; with the speed and the epochs if the step is logged."""
@@ -331,7 +316,13 @@ class MetricsLogger:
         return record
 
     def report_record(self, record: dict[str, Any], is_logged: bool) -> None:
-        """Append a record to metrics.jsonl if it is logged, and pass it to callbacks."""
+        """Append a record to metrics.jsonl if it is logged, and pass it to callbacks.
+
+        Raises:
+            DivergedError: A metric is not finite.
+        """
+        if not all(map(math.isfinite, record.values())):
+            raise DivergedError(record['step'], record)
         if is_logged:
             self.writer.append(record)
         for callback in self.callbacks:
@@ -340,17 +331,9 @@ class MetricsLogger:
             self.restart_timer()
 
 
-def compile_step(program_args: ProgramArgs, train_state: dict) -> Callable:
-    """Compile the train step; raises UserError if the device memory does not suffice for it."""
-    spec, _, mesh, _ = program_args
-    lowered = step.make_train_step(*program_args).lower(train_state, *step.make_abstract_inputs(spec, mesh))
-    with memory_estimate.translate_oom_errors('the step'):
-        compiled_step = lowered.compile()
-    return memory_estimate.translate_oom_error_of_first_call(compiled_step, 'the step')
-
-
-def is_multiple(step_num: int, every_steps: int) -> bool:
-    return every_steps > 0 and step_num % every_steps == 0
+def is_due(step_num: int, every_steps: int, spec: Spec) -> bool:
+    """Return whether work is due after a step: at the last step, and at multiples of `every_steps` unless it is 0."""
+    return step_num == spec.optimizer.steps or (every_steps > 0 and step_num % every_steps == 0)
 
 
 def send_messages(callbacks: Sequence[Callback], lines: Iterable[str]) -> None:
@@ -372,14 +355,15 @@ def read_metrics(step_num: int, device_metrics: dict[str, jax.Array]) -> tuple[d
     return metrics, request
 
 
-def call_state_function(
-    function: StateFunction, step_num: int, record: dict[str, Any], train_state: dict
-) -> dict[str, float]:
-    """Call a function with the train state, and return its metrics; raises UserError if they are invalid."""
-    metrics = {name: float(value) for name, value in (function(step_num, dict(record), train_state) or {}).items()}
-    if metrics.keys() & record.keys() or not all(map(math.isfinite, metrics.values())):
-        raise UserError(f'{function!r} returned {metrics}; return finite numbers, with names that {[*record]} lacks')
-    return metrics
+@contextlib.contextmanager
+def trace_devices(run_dir: RunDir, callbacks: Sequence[Callback]) -> Iterator[None]:
+    """Trace the devices with the profiler of jax, and say where the trace is."""
+    path = run_dir.path / 'profile'
+    options = jax.profiler.ProfileOptions()
+    options.python_tracer_level = 0  # calls of Python would fill the trace
+    with jax.profiler.trace(str(path), profiler_options=options):
+        yield
+    send_messages(callbacks, [f'the trace is in {path}, for XProf or TensorBoard'])
 
 
 @contextlib.contextmanager
@@ -411,24 +395,16 @@ def set_up(
         The layout with the chosen micro-batch and remat policy, the mesh, the attention backend, and the data. They
         agree on all processes.
     """
-    host_names = group.all_gather(platform.node())
-    num_local_processes = host_names.count(host_names[group.process_index])  # they share the memory of this host
-    memory_bytes = min(group.all_gather(device_mesh.get_device_memory_bytes(num_local_processes)))
+    memory_bytes = min(group.all_gather(device_mesh.get_device_memory_bytes()))
 
     def choose_layout() -> tuple[Layout, jax.sharding.Mesh, BackendChoice]:
         mesh = device_mesh.make_mesh(layout)
-        memory_estimate.check_layout(spec, layout, mesh)
-        local_devices = jax.local_devices()
-        is_cpu = local_devices[0].platform == 'cpu'  # devices of a host share its memory
-        sink_probe.check_probe_memory(spec, memory_bytes * len(local_devices) if is_cpu else memory_bytes)
-        chosen = dataclasses.replace(layout, micro_batch=memory_estimate.choose_micro_batch(spec, layout, mesh))
-        memory_estimate.check_batch_memory(spec, chosen, mesh, memory_bytes)
-        choice = step.choose_verified_backend(spec, chosen)
-        remat = memory_estimate.choose_remat_policy(spec, chosen, mesh, choice.backend, memory_bytes)
-        return dataclasses.replace(chosen, remat=remat), mesh, choice
+        sink_probe.check_probe_memory(spec, memory_bytes)
+        chosen_layout, backend_choice = device_layout.choose_layout(spec, layout, mesh, memory_bytes)
+        return chosen_layout, mesh, backend_choice
 
     layout, mesh, backend_choice = run_on_all_or_raise(group, choose_layout)
-    check_equal_on_all(group, {'the attention backend': backend_choice.backend})
+    check_equal_on_all(group, {'the attention backend': backend_choice.backend, '--remat': layout.remat})
     data = run_on_all_or_raise(group, lambda: load_run_data(spec))
     check_equal_on_all(group, {f'the data ({name})': value for name, value in data.fingerprint.items()})
     return layout, mesh, backend_choice, data

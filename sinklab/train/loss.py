@@ -69,7 +69,8 @@ def sum_losses_sharded(
         d_head_DV += jnp.einsum('DR,RV->DV', hidden_DR, d_logits_RV, preferred_element_type=jnp.float32)
         return d_head_DV, (total, d_hidden_RD if vocabulary_axes else d_hidden_RD.astype(hidden_RD.dtype))
 
-    num_rows = choose_chunk_rows(head_VD.shape[1]) * jax.lax.axis_size(vocabulary_axes)
+    # With as many rows as the width of the head, the logits of a chunk are about as large as the head's gradient.
+    num_rows = max(MIN_CHUNK_ROWS, head_VD.shape[1]) * jax.lax.axis_size(vocabulary_axes)
     zeros_DV = jnp.zeros(head_VD.shape[::-1], jnp.float32) if gradient else None
     d_head_DV, (total_N, d_hidden_NRD) = jax.lax.scan(
         body, zeros_DV, split_into_chunks(hidden_BTD, target_BT, num_rows)
@@ -81,14 +82,6 @@ def sum_losses_sharded(
     if vocabulary_axes:  # summed in float32, as all sums over devices
         d_hidden_BTD = jax.lax.psum(d_hidden_BTD, vocabulary_axes).astype(hidden_BTD.dtype)
     return total_N.sum(), d_hidden_BTD, transpose_with_barrier('DV->VD', d_head_DV)
-
-
-def choose_chunk_rows(width: int) -> int:
-    """Choose at least as many rows as the width of the head.
-
-    With that number the logits of a chunk are about as large as the head's gradient.
-    """
-    return max(MIN_CHUNK_ROWS, width)
 
 
 def sum_chunk_losses(

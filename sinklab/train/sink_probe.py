@@ -47,20 +47,7 @@ def get_probe_context(spec: Spec) -> MetricContext:
 
 
 def make_probe(spec: Spec, mesh: jax.sharding.Mesh) -> Callable[[dict, np.ndarray], dict[str, np.ndarray]]:
-    """Make a function (params, ids_PT) -> arrays of the probe, by name."""
-    compute_arrays = jit_probe(spec, mesh)
-
-    def run_probe(params: dict, ids_PT: np.ndarray) -> dict[str, np.ndarray]:
-        num_shards = sharding.count_batch_shards(mesh)
-        filled_PT = pad_rows(ids_PT, -(-len(ids_PT) // num_shards) * num_shards)
-        probe_arrays = jax.device_get(compute_arrays(params, sharding.put_batch(strip_loss_mask(filled_PT), mesh)))
-        return {name: array[:, : len(ids_PT)] if '_LP' in name else array for name, array in probe_arrays.items()}
-
-    return run_probe
-
-
-def jit_probe(spec: Spec, mesh: jax.sharding.Mesh) -> Callable:
-    """Compile the computation of the arrays of the probe for sequences divided over the devices."""
+    """Make a function (params, ids_PT) -> arrays of the probe, by name, of sequences divided over the devices."""
     apply_model = make_hidden_states_fn(spec, capture=True)
     probe_context = get_probe_context(spec)
 
@@ -68,7 +55,15 @@ def jit_probe(spec: Spec, mesh: jax.sharding.Mesh) -> Callable:
         _, _, intermediates = apply_model(params, ids_PT)
         return registry.compute_probe_arrays(intermediates, probe_context)
 
-    return jax.jit(compute_arrays, **state.get_replicated_jit_options(spec, mesh))
+    compiled_arrays = jax.jit(compute_arrays, **state.get_replicated_jit_options(spec, mesh))
+
+    def run_probe(params: dict, ids_PT: np.ndarray) -> dict[str, np.ndarray]:
+        num_shards = sharding.count_batch_shards(mesh)
+        filled_PT = pad_rows(ids_PT, -(-len(ids_PT) // num_shards) * num_shards)
+        probe_arrays = jax.device_get(compiled_arrays(params, sharding.put_batch(strip_loss_mask(filled_PT), mesh)))
+        return {name: array[:, : len(ids_PT)] if '_LP' in name else array for name, array in probe_arrays.items()}
+
+    return run_probe
 
 
 def compute_probe_metrics(

@@ -1,7 +1,6 @@
 """The train state, a pytree {step, params, opt_state}: its initialization, shapes and shardings."""
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -49,36 +48,25 @@ def init_state(spec: Spec) -> dict:
 
 def create_state(spec: Spec, mesh: jax.sharding.Mesh) -> dict:
     """Create a new sharded state; its values do not depend on the mesh."""
-    return jit_create_state(spec, mesh)()
-
-
-def jit_create_state(spec: Spec, mesh: jax.sharding.Mesh) -> Callable:
     options = INIT_COMPILER_OPTIONS.get(mesh.devices.flat[0].platform)
-    return jax.jit(lambda: init_state(spec), out_shardings=get_state_shardings(spec, mesh), compiler_options=options)
+    shardings = get_state_shardings(spec, mesh)
+    return jax.jit(lambda: init_state(spec), out_shardings=shardings, compiler_options=options)()
 
 
 def get_state_shardings(spec: Spec, mesh: jax.sharding.Mesh) -> dict:
     """Return a NamedSharding for each leaf; moments are sharded like their parameters."""
     params = sharding.make_parameter_shardings(mesh, make_abstract_model(spec)[1])
     replicated = sharding.make_replicated_sharding(mesh)
-    shardings_by_name = {
-        get_name_path(path): leaf_sharding for path, leaf_sharding in jax.tree_util.tree_leaves_with_path(params)
-    }
+    param_shardings = flatten_by_name(params)
 
     def find_moment_sharding(path: tuple, _: jax.ShapeDtypeStruct) -> jax.sharding.NamedSharding:
-        """Return the sharding of the parameter whose path ends the path of a moment; else replicate.
+        """Return the sharding of the parameter whose name ends the name of a moment; else replicate.
 
         The state of an optimizer contains trees like that of the parameters, complete or in part, at any depth.
         """
-        name_path = get_name_path(path)
-        return next(
-            (
-                shardings_by_name[name_path[index:]]
-                for index in range(len(name_path))
-                if name_path[index:] in shardings_by_name
-            ),
-            replicated,
-        )
+        moment_name = format_path(path)
+        names = [name for name in param_shardings if moment_name.endswith(f'.{name}')]
+        return param_shardings[max(names, key=len)] if names else replicated
 
     opt_state = jax.tree_util.tree_map_with_path(find_moment_sharding, get_state_shapes(spec)['opt_state'])
     return dict(step=replicated, params=params, opt_state=opt_state)
@@ -104,8 +92,14 @@ def get_replicated_jit_options(spec: Spec, mesh: jax.sharding.Mesh) -> dict[str,
     )
 
 
-def get_name_path(path: tuple) -> tuple[str, ...]:
-    return tuple(entry.key for entry in path if isinstance(entry, jax.tree_util.DictKey))
+def format_path(path: tuple) -> str:
+    """Return the name of a leaf, such as blocks.ffn.in_DF."""
+    return jax.tree_util.keystr(path, simple=True, separator='.')
+
+
+def flatten_by_name(tree: Any) -> dict[str, Any]:
+    """Return the leaves of a tree by name."""
+    return {format_path(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
 def make_abstract_state(spec: Spec, mesh: jax.sharding.Mesh) -> dict:
@@ -115,8 +109,3 @@ def make_abstract_state(spec: Spec, mesh: jax.sharding.Mesh) -> dict:
         get_state_shapes(spec),
         get_state_shardings(spec, mesh),
     )
-
-
-def count_bytes(tree: dict) -> int:
-    """Return the bytes of all leaves."""
-    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree))

@@ -9,7 +9,6 @@ import optax
 from flax import nnx
 
 from sinklab.attn.backends import BackendChoice, select_backend
-from sinklab.attn.spec import AttentionProblem
 from sinklab.config.spec import Layout, Spec
 from sinklab.loss_mask import is_in_loss, strip_loss_mask
 from sinklab.metrics import registry
@@ -78,20 +77,6 @@ def compute_predicted_fraction(ids_BT: jax.Array, first_target: int = 1) -> jax.
     return xp.where(fraction > 0, fraction, 1.0)
 
 
-def make_data_parallel_loss(loss: Callable, spec: Spec, mesh: jax.sharding.Mesh) -> Callable:
-    """Make a loss (params, ids_BT) that each device computes on its own sequences."""
-
-    def local_loss(params: dict, ids_BT: jax.Array) -> jax.Array:
-        return jax.lax.pmean(loss(params, ids_BT), sharding.BATCH_AXES)
-
-    param_shardings = state.get_state_shardings(spec, mesh)['params']
-    return (
-        collectives.shard_map_over_batch(local_loss, mesh, param_shardings)
-        if sharding.count_batch_shards(mesh) > 1
-        else loss
-    )
-
-
 def make_value_and_grad(loss: Callable, spec: Spec, mesh: jax.sharding.Mesh, num_micro_batches: int) -> Callable:
     """Make a function (params, ids_BT) -> ((loss, metrics), gradient) that accumulates over micro-batches.
 
@@ -144,19 +129,14 @@ def accumulate_gradients(
     return jax.tree.map(lambda x: x / num_micro_batches, total)
 
 
-def choose_verified_backend(spec: Spec, layout: Layout) -> BackendChoice:
-    """Choose the attention backend, which is verified on the devices of this process; raises UserError."""
-    return select_backend(layout.attention, jax.default_backend(), *make_attention_problems(spec))
+def choose_backend(spec: Spec, layout: Layout, absent_platform: str | None = None) -> BackendChoice:
+    """Choose the attention backend, and verify it on the devices of this process; raises UserError.
 
-
-def choose_unverified_backend(spec: Spec, layout: Layout, platform: str) -> BackendChoice:
-    """Choose the attention backend for devices that are not attached, so that it cannot be verified."""
-    return select_backend(layout.attention, platform, *make_attention_problems(spec), verify=False)
-
-
-def make_attention_problems(spec: Spec) -> list[AttentionProblem]:
-    """Make the attention problem of each type of layer."""
-    return [make_attention_problem(layer_type, spec.data.length) for layer_type in spec.model.layer_types]
+    With `absent_platform`, choose it for devices that are not attached, so that it cannot be verified.
+    """
+    problems = [make_attention_problem(layer_type, spec.data.length) for layer_type in spec.model.layer_types]
+    platform = absent_platform or jax.default_backend()
+    return select_backend(layout.attention, platform, *problems, verify=absent_platform is None)
 
 
 def make_abstract_inputs(spec: Spec, mesh: jax.sharding.Mesh) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
@@ -175,11 +155,10 @@ def make_train_step(spec: Spec, layout: Layout, mesh: jax.sharding.Mesh, backend
     """
     first_target = spec.model.mask.prefix or 1  # all queries see the prefix, so that it is not predicted
     context = make_context(spec, spec.data.length, count_learned_kv(spec.model))
-    capture_options = dict(
-        num_first_keys=spec.probe.keys if spec.log.sinks else 0,
-        row_functions=registry.get_row_functions(context, spec.log.sinks) if spec.log.rows else {},
+    num_first_keys = spec.probe.keys if spec.log.sinks else 0
+    loss_fn = make_loss_with_intermediates(
+        spec, first_target, remat=layout.remat, backend=backend, num_first_keys=num_first_keys
     )
-    loss_fn = make_loss_with_intermediates(spec, first_target, remat=layout.remat, backend=backend, **capture_options)
     optimizer = state.get_optimizer(spec)
     learning_rate = make_schedule(spec.optimizer)
     batch_size = spec.optimizer.batch_size
@@ -218,3 +197,11 @@ def make_train_step(spec: Spec, layout: Layout, mesh: jax.sharding.Mesh, backend
         out_shardings=(state.get_state_shardings(spec, mesh), sharding.make_replicated_sharding(mesh)),
         compiler_options=state.get_compiler_options(spec, mesh),
     )
+
+
+def compile_train_step(
+    spec: Spec, layout: Layout, mesh: jax.sharding.Mesh, backend: str, compiler_options: dict | None = None
+) -> jax.stages.Compiled:
+    """Compile the train step, which needs no state for that; call this under the mesh."""
+    inputs = state.make_abstract_state(spec, mesh), *make_abstract_inputs(spec, mesh)
+    return make_train_step(spec, layout, mesh, backend).lower(*inputs).compile(compiler_options)

@@ -2,7 +2,6 @@
 
 import functools
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import numpy as np
@@ -12,11 +11,9 @@ from sinklab.config.spec import Layout, Spec
 from sinklab.loss_mask import exclude_from_loss, strip_loss_mask
 from sinklab.metrics import bigram_backcopy
 from sinklab.model.transformer import compute_logits
-from sinklab.parallel import sharding
+from sinklab.parallel import collectives, sharding
 from sinklab.train import state
-from sinklab.train.step import compute_predicted_fraction, make_data_parallel_loss, make_hidden_states_fn, make_loss
-
-MAX_PENDING_CALLS = 4  # enough for devices to compute while the host dispatches
+from sinklab.train.step import compute_predicted_fraction, make_hidden_states_fn, make_loss
 
 
 def make_validation_fn(spec: Spec, layout: Layout, mesh: jax.sharding.Mesh, backend: str = 'chunked') -> Callable:
@@ -31,10 +28,9 @@ def make_validation_fn(spec: Spec, layout: Layout, mesh: jax.sharding.Mesh, back
     def evaluate(params: dict, ids_NT: np.ndarray, trigger_NT: np.ndarray | None = None) -> dict[str, float]:
         parts = load_eval_batches(ids_NT, micro_batch, mesh)
         if trigger_NT is None:
-            losses = map_batches(functools.partial(loss_fn, params), parts)
-            total = sum(len(part) * value for part, value in zip(parts, losses, strict=True))
+            total = sum(len(part) * jax.device_get(loss_fn(params, part)) for part in parts)
             return {'valid/loss': float(total) / len(ids_NT) / float(compute_predicted_fraction(ids_NT))}
-        token_results = map_batches(functools.partial(token_loss_fn, params), parts)
+        token_results = [jax.device_get(token_loss_fn(params, part)) for part in parts]
         loss_NT, is_correct_NT = (
             np.concatenate(arrays)[: len(ids_NT)] for arrays in zip(*token_results, strict=True)
         )
@@ -45,26 +41,17 @@ def make_validation_fn(spec: Spec, layout: Layout, mesh: jax.sharding.Mesh, back
     return evaluate
 
 
-def map_batches(function: Callable[[jax.Array], Any], parts: list[jax.Array]) -> list:
-    """Apply a jitted function to each part, and return the results on the host.
-
-    At most MAX_PENDING_CALLS calls are pending. With 40 pending calls, CPU devices wait for each other in collectives
-    until XLA ends the process.
-    """
-    results = []
-    for part in parts:
-        results.append(function(part))
-        if len(results) >= MAX_PENDING_CALLS:
-            jax.block_until_ready(results[-MAX_PENDING_CALLS])
-    return jax.device_get(results)
-
-
 def make_mean_loss(spec: Spec, mesh: jax.sharding.Mesh, backend: str) -> Callable:
-    """Make a function (params, ids_BT of T + 1) -> mean loss over all targets."""
-    return jax.jit(
-        make_data_parallel_loss(make_loss(spec, backend=backend), spec, mesh),
-        **state.get_replicated_jit_options(spec, mesh),
-    )
+    """Make a function (params, ids_BT of T + 1) -> mean loss over all targets; each device has its own sequences."""
+    loss = make_loss(spec, backend=backend)
+
+    def average_loss(params: dict, ids_BT: jax.Array) -> jax.Array:
+        return jax.lax.pmean(loss(params, ids_BT), sharding.BATCH_AXES)
+
+    if is_sharded := sharding.count_batch_shards(mesh) > 1:
+        param_shardings = state.get_state_shardings(spec, mesh)['params']
+        average_loss = collectives.shard_map_over_batch(average_loss, mesh, param_shardings)
+    return jax.jit(average_loss if is_sharded else loss, **state.get_replicated_jit_options(spec, mesh))
 
 
 def make_token_loss(spec: Spec, mesh: jax.sharding.Mesh, backend: str = 'chunked', **model_options) -> Callable:

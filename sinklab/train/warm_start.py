@@ -40,11 +40,6 @@ class WarmStart:
         return ('step', 'params', 'opt_state') if self.takes_all else ('params',)
 
     @property
-    def fixed_fields(self) -> tuple[str, ...]:
-        """Fields of the config that must not change; token ids of another task have other meanings."""
-        return ('data.task', 'optimizer.name') if self.takes_all else ('data.task',)
-
-    @property
     def start_step(self) -> int:
         """The step after which the warm start begins."""
         return self.step if self.takes_all else 0
@@ -73,14 +68,17 @@ def check_compatible_spec(parent: WarmStart, spec: Spec) -> None:
     """Raise UserError if the state of the parent does not fit this spec."""
     if (steps := spec.optimizer.steps) <= parent.start_step:
         raise UserError(f'{parent} leaves no step to train with config.optimizer.steps={steps}; increase it')
-    parent_fields, new_fields = flatten_spec(parent.spec), flatten_spec(spec)
-    for name in parent.fixed_fields:
+    parent_fields = flatten_spec(parent.spec)
+    new_fields = flatten_spec(spec)
+    # Token ids of another task have other meanings, and optimizers have other states.
+    for name in ('data.task', 'optimizer.name') if parent.takes_all else ('data.task',):
         if parent_fields[name] != new_fields[name]:
             raise UserError(
                 f'config.{name} is {parent_fields[name]} in {parent} and {new_fields[name]} here; '
                 'a warm start cannot change it'
             )
-    parent_shapes, new_shapes = get_parameter_shapes(parent.spec), get_parameter_shapes(spec)
+    parent_shapes = get_parameter_shapes(parent.spec)
+    new_shapes = get_parameter_shapes(spec)
     for name in parent_shapes:
         if new_shapes.get(name, parent_shapes[name]) != parent_shapes[name]:
             raise UserError(
@@ -93,11 +91,7 @@ def check_compatible_spec(parent: WarmStart, spec: Spec) -> None:
 def verify_parent(parent: WarmStart, group: ProcessGroup) -> None:
     """Raise UserError if the checkpoint of the parent is damaged."""
     if damage := find_damage_on_all(get_checkpoint_path(parent), group):
-        other_steps = [step for step in parent.run_dir.list_checkpoint_steps() if step != parent.step]
-        raise UserError(
-            f'{get_checkpoint_path(parent)} is damaged: {damage}; give another step of {parent.run_dir}'
-            f'{f" ({other_steps})" if other_steps else ""}'
-        )
+        raise UserError(f'{get_checkpoint_path(parent)} is damaged: {damage}; give another step of {parent.run_dir}')
 
 
 def describe_parent(parent: WarmStart, spec: Spec, run_dir: RunDir, data_fingerprint: dict[str, str | int]) -> dict:
@@ -142,46 +136,23 @@ def find_data_differences(parent: WarmStart, changes: list[str], data_fingerprin
     return data_differences or format_differences(parent_data, new_data)
 
 
-def require_parent(parent: WarmStart | None, run_dir: RunDir, recorded: dict) -> None:
-    """Raise UserError if a warm-started run has no checkpoint, and no parent is given."""
+def require_parent(parent: WarmStart | None, run_dir: RunDir, recorded: dict) -> WarmStart:
+    """Return the parent of a run without a checkpoint; raise UserError if none is given."""
     if parent is None:
         parent_ref = format_run_ref(recorded.get('takes', ''), recorded['run'], recorded['step'])
         raise UserError(f'{run_dir} has no checkpoint and starts from {parent_ref}; give --from again')
+    return parent
 
 
 def load_parent_state(parent: WarmStart, spec: Spec, mesh: jax.sharding.Mesh) -> dict:
-    """Load the leaves that are taken from a verified parent, by path; initialize all others."""
+    """Create a state, and replace the leaves that a verified parent has and that are taken, by name."""
     abstract_parent = state.make_abstract_state(parent.spec, mesh)
     abstract_parts = {name: abstract_parent[name] for name in parent.state_keys}
     loaded_state = load_state(get_checkpoint_path(parent), abstract_parts)
-    loaded_leaves = flatten_by_path(loaded_state)
-    abstract_state = state.make_abstract_state(spec, mesh)
-    new_shardings = {
-        name: leaf.sharding for name, leaf in flatten_by_path(abstract_state).items() if name not in loaded_leaves
-    }
-    all_leaves = loaded_leaves | init_new_leaves(spec, mesh, new_shardings)
+    loaded_leaves = state.flatten_by_name(loaded_state)
     return jax.tree_util.tree_map_with_path(
-        lambda key_path, _: all_leaves[jax.tree_util.keystr(key_path)], abstract_state
+        lambda path, leaf: loaded_leaves.get(state.format_path(path), leaf), state.create_state(spec, mesh)
     )
-
-
-def init_new_leaves(
-    spec: Spec, mesh: jax.sharding.Mesh, shardings: dict[str, jax.sharding.NamedSharding]
-) -> dict[str, jax.Array]:
-    """Initialize leaves that are not taken from the parent, by path."""
-    if not shardings:
-        return {}
-
-    def make_leaves() -> dict:
-        initial_leaves = flatten_by_path(state.init_state(spec))
-        return {name: initial_leaves[name] for name in shardings}
-
-    options = state.INIT_COMPILER_OPTIONS.get(mesh.devices.flat[0].platform)
-    return jax.jit(make_leaves, out_shardings=shardings, compiler_options=options)()
-
-
-def flatten_by_path(tree: Any) -> dict[str, Any]:
-    return {jax.tree_util.keystr(key_path): leaf for key_path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
 def flatten_spec(spec: Spec) -> dict[str, Any]:
@@ -190,8 +161,8 @@ def flatten_spec(spec: Spec) -> dict[str, Any]:
 
 def get_parameter_shapes(spec: Spec) -> dict[str, tuple[int, ...]]:
     """Return the shape of each parameter by its name."""
-    leaves_with_path = jax.tree_util.tree_leaves_with_path(state.get_state_shapes(spec)['params'])
-    return {'.'.join(map(str, state.get_name_path(key_path))): leaf.shape for key_path, leaf in leaves_with_path}
+    leaves = state.flatten_by_name(state.get_state_shapes(spec)['params'])
+    return {name: leaf.shape for name, leaf in leaves.items()}
 
 
 def get_checkpoint_path(parent: WarmStart) -> Path:
