@@ -3,7 +3,7 @@
 import ast
 from pathlib import Path
 
-from launch import code_bundle, jobset, queued_resources
+from launch import code_bundle
 
 ROOT = Path(__file__).parents[1]
 SYNTAX_TREES = {path: ast.parse(path.read_text(encoding='utf-8')) for path in (ROOT / 'sinklab').rglob('*.py')}
@@ -35,10 +35,14 @@ def test_no_call_trusts_remote_code():
     assert list_values('trust_remote_code') == {'False'}
 
 
+def read_template(name):
+    return (ROOT / 'launch' / 'templates' / name).read_text()
+
+
 def test_launchers_run_pinned_versions_as_root():
     page = (ROOT / 'docs' / 'guides' / 'security.md').read_text(encoding='utf-8')
-    assert '--require-hashes' in code_bundle.INSTALL_SCRIPT
-    assert 'User=' not in queued_resources.SERVICE_UNIT, 'a systemd service without User= runs as root'
+    assert '--require-hashes' in read_template('install.sh')
+    assert 'User=' not in read_template('sinklab.service'), 'a systemd service without User= runs as root'
     assert f'`python:{code_bundle.PYTHON_VERSION}-slim`' in page
-    assert 'USER' not in jobset.DOCKERFILE
-    assert 'pip install --no-cache-dir uv\n' in jobset.DOCKERFILE, 'uv is not pinned'
+    assert 'USER' not in read_template('Dockerfile')
+    assert 'pip install --no-cache-dir uv\n' in read_template('Dockerfile'), 'uv is not pinned'
