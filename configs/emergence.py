@@ -10,11 +10,11 @@ values are of this project, and so are the widths of the residual stream, which 
 
 from sinklab.configs import optimization
 from sinklab.configs.publications import THIS_PROJECT
-from sinklab.configs.table import scale_with_size, table
+from sinklab.configs.table import make_row, scale_with_size, table
 
 
 def make_unpublished_row(path, value):
-    return dict(diff=scale_with_size({path: value}), published={}, source=THIS_PROJECT, note='not published')
+    return make_row(scale_with_size({path: value}), THIS_PROJECT, note='not published')
 
 
 ROWS = {

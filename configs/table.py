@@ -57,6 +57,22 @@ class SizeScaledValue:
         return max(scaled, MIN_VALUES[path]) if path in MIN_VALUES else scaled
 
 
+def make_row(diff, source, sink=None, loss=None, note=None, **published):
+    """Make a row.
+
+    Args:
+        diff: the values that the row changes, by the names of their fields.
+        source: where its numbers are published.
+        sink: the published Sink_1, in percent.
+        loss: the published validation loss.
+        note: what a reader should know; a row without published numbers needs one.
+        **published: other published numbers, by name.
+    """
+    published |= {name: x for name, x in (('sink/1', sink), ('valid/loss', loss)) if x is not None}
+    row = dict(diff=diff, published=published, source=source)
+    return row if note is None else row | dict(note=note)
+
+
 def scale(path: str, factor: float, of: str | None = None) -> dict[str, FactorOfSize]:
     """Make the part of a diff that multiplies the value of a size.
 
