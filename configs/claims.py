@@ -24,18 +24,19 @@ SINK_METRIC, SINK_STAR_METRIC, LOSS_METRIC, FAILS_METRIC = 'sink/1', 'sink/star'
 MIN_DIFFERENCES = {LOSS_METRIC: 0.02, 'norm/ratio/05': 0.5, FAILS_METRIC: 0.5}
 
 
-def make_claim(statement, source, row, relation, reference=BASELINE_ROW, metric=SINK_METRIC, min_difference=None):
+def make_claim(statement, source, comparison, metric=SINK_METRIC, min_difference=None):
     """Make a claim about a metric of a row.
 
     Args:
         statement: the claim as a sentence.
         source: where it is published.
-        row: the row, as TABLE:ROW.
-        relation: `>`, `<` or `=`.
-        reference: the row to compare with, or the reading (row, metric) or (row, metric, 'start').
+        comparison: (row, relation, reference), or (row, relation) for a comparison with BASELINE_ROW. A row is
+            TABLE:ROW, the relation `>`, `<` or `=`, and the reference a row, (row, metric) or (row, metric, 'start').
         metric: the metric of the row.
         min_difference: the smallest difference that counts; None for that of MIN_DIFFERENCES.
     """
+    row, relation, *references = comparison
+    reference = references[0] if references else BASELINE_ROW
     return dict(
         statement=statement,
         source=source,
@@ -48,16 +49,16 @@ def make_claim(statement, source, row, relation, reference=BASELINE_ROW, metric=
 
 def make_presence_claim(statement, source, row):
     """Make a claim that Sink_1 of a row is higher after training than before."""
-    return make_claim(statement, source, row, '>', (row, SINK_METRIC, 'start'))
+    return make_claim(statement, source, (row, '>', (row, SINK_METRIC, 'start')))
 
 
 def make_other_position_claim(statement, source, row, metric):
     """Make a claim that another sink metric of a row is higher than its Sink_1."""
-    return make_claim(statement, source, row, '>', (row, SINK_METRIC), metric)
+    return make_claim(statement, source, (row, '>', (row, SINK_METRIC)), metric)
 
 
 def make_failure_claim(statement, source, row):
-    return make_claim(statement, source, row, '>', metric=FAILS_METRIC)
+    return make_claim(statement, source, (row, '>'), FAILS_METRIC)
 
 
 def make_untestable_claim(statement, source, reason):
@@ -83,50 +84,44 @@ EMERGENCE = {
     **make_claims(
         make_claim,
         ICLR_TABLE_9,
-        rate_lower=('Half the learning rate gives less of a sink.', 'optimization:rate_2e-4_20k', '<'),
-        rate_lowest=('A quarter of the learning rate gives less of a sink.', 'optimization:rate_1e-4_20k', '<'),
-        rate_higher=('Twice the learning rate gives more of a sink.', 'optimization:rate_8e-4_20k', '>'),
+        rate_lower=('Half the learning rate gives less of a sink.', ('optimization:rate_2e-4_20k', '<')),
+        rate_lowest=('A quarter of the learning rate gives less of a sink.', ('optimization:rate_1e-4_20k', '<')),
+        rate_higher=('Twice the learning rate gives more of a sink.', ('optimization:rate_8e-4_20k', '>')),
     ),
     'rate_not_steps': make_claim(
         'Twice the learning rate for half the steps gives more of a sink.',
         ICLR_TABLE_9,
-        'optimization:rate_8e-4_10k',
-        '>',
+        ('optimization:rate_8e-4_10k', '>'),
     ),
     'steps': make_claim(
         'At half the learning rate, twice the steps give more of a sink.',
         ICLR_TABLE_9,
-        'optimization:rate_2e-4_40k',
-        '>',
-        'optimization:rate_2e-4_20k',
+        ('optimization:rate_2e-4_40k', '>', 'optimization:rate_2e-4_20k'),
     ),
     **make_claims(
         make_claim,
         TABLE_6,
-        batch_small=('A quarter of the batch size gives as much of a sink.', 'optimization:batch_128', '='),
-        batch_half=('Half the batch size gives as much of a sink.', 'optimization:batch_256', '='),
-        batch_large=('Twice the batch size gives as much of a sink.', 'optimization:batch_1024', '='),
+        batch_small=('A quarter of the batch size gives as much of a sink.', ('optimization:batch_128', '=')),
+        batch_half=('Half the batch size gives as much of a sink.', ('optimization:batch_256', '=')),
+        batch_large=('Twice the batch size gives as much of a sink.', ('optimization:batch_1024', '=')),
     ),
     'decay_more': make_claim(
-        'Five times the weight decay gives more of a sink.', TABLE_1, 'optimization:decay_0.5', '>'
+        'Five times the weight decay gives more of a sink.', TABLE_1, ('optimization:decay_0.5', '>')
     ),
     'decay_less': make_claim(
         'A tenth of the weight decay gives less of a sink.',
         TABLE_1,
-        'optimization:decay_0.01',
-        '<',
+        ('optimization:decay_0.01', '<'),
         min_difference=2.0,
     ),
     'decay_none': make_presence_claim('A sink emerges without weight decay.', TABLE_1, 'optimization:decay_0'),
     'decay_too_much': make_claim(
         '20 times the weight decay gives less of a sink than 5 times.',
         TABLE_1,
-        'optimization:decay_2',
-        '<',
-        'optimization:decay_0.5',
+        ('optimization:decay_2', '<', 'optimization:decay_0.5'),
     ),
     'decay_far_too_much': make_claim(
-        '50 times the weight decay gives less of a sink.', TABLE_1, 'optimization:decay_5', '<'
+        '50 times the weight decay gives less of a sink.', TABLE_1, ('optimization:decay_5', '<')
     ),
 }
 
@@ -134,25 +129,21 @@ DATA = {
     'amount': make_claim(
         'A hundredth of the data gives less of a sink.',
         f'{GU_V1}, Figure 2C',
-        'data:amount_50m',
-        '<',
-        NO_FIXED_TOKEN_ROW,
+        ('data:amount_50m', '<', NO_FIXED_TOKEN_ROW),
     ),
     'random_1': make_claim(
-        'A random first token gives more of a sink.', SECTION_5, 'data:random_1', '>', NO_FIXED_TOKEN_ROW
+        'A random first token gives more of a sink.', SECTION_5, ('data:random_1', '>', NO_FIXED_TOKEN_ROW)
     ),
     'random_1_10': make_claim(
         'With ten random first tokens the sink tends to disappear.',
         SECTION_5,
-        'data:random_1_10',
-        '<',
-        NO_FIXED_TOKEN_ROW,
+        ('data:random_1_10', '<', NO_FIXED_TOKEN_ROW),
     ),
     'random_1_2': make_other_position_claim(
         'With two random first tokens the sink is on the second.', SECTION_5, 'data:random_1_2', 'sink/2'
     ),
     'fixed_1': make_claim(
-        'A fixed first token gives more of a sink.', TABLE_7, 'data:fixed_1', '>', NO_FIXED_TOKEN_ROW
+        'A fixed first token gives more of a sink.', TABLE_7, ('data:fixed_1', '>', NO_FIXED_TOKEN_ROW)
     ),
     **make_claims(
         make_other_position_claim,
@@ -163,31 +154,23 @@ DATA = {
     'prefix': make_claim(
         'With a prefix, one of its tokens has a sink.',
         f'{GU_V1}, Figure 3B',
-        'objective:prefix_5',
-        '>',
-        ('objective:prefix_5', 'sink/prefix', 'start'),
+        ('objective:prefix_5', '>', ('objective:prefix_5', 'sink/prefix', 'start')),
         'sink/prefix',
     ),
     'packing_document': make_claim(
         'Attention that stays within documents gives less of a sink.',
         BARBERO,
-        'packing:document',
-        '<',
-        'packing:causal',
+        ('packing:document', '<', 'packing:causal'),
     ),
     'packing_bos': make_claim(
         'With attention within documents, BOS before each document gives more of a sink.',
         BARBERO,
-        'packing:document_bos',
-        '>',
-        'packing:document',
+        ('packing:document_bos', '>', 'packing:document'),
     ),
     'packing_fixed': make_claim(
         'With attention across documents, BOS before each document and window gives more of a sink.',
         BARBERO,
-        'packing:causal_fixed',
-        '>',
-        'packing:causal',
+        ('packing:causal_fixed', '>', 'packing:causal'),
     ),
 }
 
@@ -226,29 +209,23 @@ ARCHITECTURE = {
     'head_norm': make_claim(
         'A norm of the output of each head gives less of a sink.',
         '2605.06611',
-        'blocks:head_norm',
-        '<',
-        EIGHT_HEADS_ROW,
+        ('blocks:head_norm', '<', EIGHT_HEADS_ROW),
     ),
     'gate_elementwise': make_claim(
         'A gate of each element of the attention output gives less of a sink.',
         'Qiu et al., 2505.06708',
-        'blocks:gate_elementwise',
-        '<',
-        EIGHT_HEADS_ROW,
+        ('blocks:gate_elementwise', '<', EIGHT_HEADS_ROW),
     ),
     'gate_headwise': make_claim(
         'A gate of each head gives less of a sink.',
         'Qiu et al., 2505.06708',
-        'blocks:gate_headwise',
-        '<',
-        EIGHT_HEADS_ROW,
+        ('blocks:gate_headwise', '<', EIGHT_HEADS_ROW),
     ),
     'gate_shared': make_presence_claim(
         'A sink emerges with a gate that heads share.', 'Qiu et al., 2505.06708', 'blocks:gate_shared'
     ),
     'gate_value_state': make_claim(
-        'A value-state gate gives less of a sink.', '2510.09017', 'blocks:gate_value_state', '<', EIGHT_HEADS_ROW
+        'A value-state gate gives less of a sink.', '2510.09017', ('blocks:gate_value_state', '<', EIGHT_HEADS_ROW)
     ),
 }
 
@@ -256,15 +233,14 @@ LEARNED_KV = {
     **make_claims(
         make_claim,
         TABLE_3,
-        column_sink_token=('With a sink token the first token has less of a sink.', 'learned_kv:sink_token', '<'),
-        column_kv=('With a KV bias the first token has less of a sink.', 'learned_kv:kv', '<'),
-        column_k=('With a K bias the first token has less of a sink.', 'learned_kv:k', '<'),
+        column_sink_token=('With a sink token the first token has less of a sink.', ('learned_kv:sink_token', '<')),
+        column_kv=('With a KV bias the first token has less of a sink.', ('learned_kv:kv', '<')),
+        column_k=('With a K bias the first token has less of a sink.', ('learned_kv:k', '<')),
     ),
     'column_k_shared': make_claim(
         'With a K bias that heads share, the first token has less of a sink.',
         f'{GU_ICLR}, Table 12',
-        'learned_kv:k_shared',
-        '<',
+        ('learned_kv:k_shared', '<'),
     ),
     **{
         f'column_{row}_has_it': make_other_position_claim(
@@ -275,71 +251,64 @@ LEARNED_KV = {
         )
         for row, words in {'sink_token': 'a sink token', 'kv': 'a KV bias', 'k': 'a K bias'}.items()
     },
-    'column_v': make_claim('With a V bias there is as much of a sink as without.', TABLE_3, 'learned_kv:v', '='),
+    'column_v': make_claim('With a V bias there is as much of a sink as without.', TABLE_3, ('learned_kv:v', '=')),
     'column_logit': make_claim(
-        'With a learned logit the first token has less of a sink.', 'gpt-oss (OpenAI, 2025)', 'learned_kv:logit', '<'
+        'With a learned logit the first token has less of a sink.',
+        'gpt-oss (OpenAI, 2025)',
+        ('learned_kv:logit', '<'),
     ),
     'column_value_norm': make_claim(
         'A K bias whose value has norm 20 has less of a sink than one of norm 1.',
         f'{GU_V1}, Table 10',
-        'learned_kv:k_first_20',
-        '<',
-        'learned_kv:k_first_1',
+        ('learned_kv:k_first_20', '<', 'learned_kv:k_first_1'),
         SINK_STAR_METRIC,
     ),
     'column_key_width': make_claim(
         'A K bias with 1 learned dimension has less of a sink than one with 64.',
         f'{GU_ICLR}, Table 13',
-        'learned_kv:k_width_1',
-        '<',
-        'learned_kv:k_width_64',
+        ('learned_kv:k_width_1', '<', 'learned_kv:k_width_64'),
         SINK_STAR_METRIC,
     ),
 }
 
 OPERATION = {
-    'sigmoid': make_claim('Sigmoid without normalization gives less of a sink.', TABLE_4, 'attention:sigmoid', '<'),
+    'sigmoid': make_claim('Sigmoid without normalization gives less of a sink.', TABLE_4, ('attention:sigmoid', '<')),
     'sigmoid_apple': make_claim(
-        'Sigmoid with an offset of -log T gives less of a sink.', f'as {TABLE_4}', 'attention:sigmoid_apple', '<'
+        'Sigmoid with an offset of -log T gives less of a sink.', f'as {TABLE_4}', ('attention:sigmoid_apple', '<')
     ),
     'sigmoid_normalized': make_claim(
         'Normalized sigmoid gives more of a sink than sigmoid without normalization.',
         TABLE_4,
-        'attention:sigmoid_normalized',
-        '>',
-        'attention:sigmoid',
+        ('attention:sigmoid_normalized', '>', 'attention:sigmoid'),
     ),
     'sigmoid_learns': make_claim(
         'Sigmoid without normalization has a lower loss than softmax.',
         TABLE_4,
-        'attention:sigmoid',
-        '<',
-        metric=LOSS_METRIC,
+        ('attention:sigmoid', '<'),
+        LOSS_METRIC,
     ),
     'sigmoid_apple_learns': make_claim(
         'Sigmoid with an offset of -log T has the same loss as softmax.',
         f'as {TABLE_4}',
-        'attention:sigmoid_apple',
-        '=',
-        metric=LOSS_METRIC,
+        ('attention:sigmoid_apple', '='),
+        LOSS_METRIC,
     ),
-    'elu1': make_claim('elu + 1 without normalization gives less of a sink.', TABLE_4, 'attention:elu1', '<'),
+    'elu1': make_claim('elu + 1 without normalization gives less of a sink.', TABLE_4, ('attention:elu1', '<')),
     'kernel_elu1_normalized': make_presence_claim(
         'A sink emerges with a normalized elu + 1 kernel.', TABLE_4, 'attention:kernel_elu1_normalized'
     ),
     'linear': make_claim(
-        'Linear attention without normalization gives less of a sink.', TABLE_13, 'attention:linear', '<'
+        'Linear attention without normalization gives less of a sink.', TABLE_13, ('attention:linear', '<')
     ),
-    'mlp': make_claim('An MLP kernel without normalization gives less of a sink.', TABLE_13, 'attention:mlp', '<'),
+    'mlp': make_claim('An MLP kernel without normalization gives less of a sink.', TABLE_13, ('attention:mlp', '<')),
     'mlp_normalized': make_claim(
-        'A normalized MLP kernel gives less of a sink.', TABLE_4, 'attention:mlp_normalized', '<'
+        'A normalized MLP kernel gives less of a sink.', TABLE_4, ('attention:mlp_normalized', '<')
     ),
     **{
         f'alpha_{alpha}': make_claim(
             f'Attention weights that sum to {alpha} give {words} of a sink.',
             f'{GU_V1}, Table 12',
-            f'attention:alpha_{alpha}',
-            relation,
+            (f'attention:alpha_{alpha}', relation),
         )
         for alpha, relation, words in ((2, '>', 'more'), (0.2, '<', 'less'), (0.1, '<', 'less'))
     },
@@ -360,11 +329,10 @@ OPERATION = {
     'off_by_one': make_claim(
         'Softmax with 1 added to its sum gives less of a sink.',
         'Kaul et al., 2410.17174',
-        'attention:softmax_off_by_one',
-        '<',
+        ('attention:softmax_off_by_one', '<'),
     ),
-    'softpick': make_claim('Softpick gives less of a sink.', 'Zuhri et al., 2504.20966', 'attention:softpick', '<'),
-    'relu': make_claim('ReLU divided by the number of keys gives less of a sink.', GUO, 'attention:relu', '<'),
+    'softpick': make_claim('Softpick gives less of a sink.', 'Zuhri et al., 2504.20966', ('attention:softpick', '<')),
+    'relu': make_claim('ReLU divided by the number of keys gives less of a sink.', GUO, ('attention:relu', '<')),
 }
 
 UNTESTABLE = {
@@ -405,22 +373,19 @@ SIZE = {
         make_claim(
             'Larger models have more of a sink (here 1.3M and 0.2M parameters).',
             f'{GU_V1}, Figure 1',
-            'model_size:0.2m_equal_tokens',
-            '<',
-            'model_size:1.3m',
+            ('model_size:0.2m_equal_tokens', '<', 'model_size:1.3m'),
         ),
         NEEDS_SIZE_SMALL,
     ),
     'context': make_claim(
-        'Longer training texts give more of a sink.', BARBERO, 'context_length:quarter', '<', 'context_length:full'
+        'Longer training texts give more of a sink.', BARBERO, ('context_length:quarter', '<', 'context_length:full')
     ),
     'first_norm': exclude_sizes(
         make_claim(
             'Softmax has a larger norm ratio of the first token than sigmoid with an offset.',
             f'on {GU_V1}, section 3.1',
-            'attention:sigmoid_apple',
-            '<',
-            metric='norm/ratio/05',
+            ('attention:sigmoid_apple', '<'),
+            'norm/ratio/05',
         ),
         'needs at least five layers: --size=small',
     ),
@@ -436,10 +401,8 @@ SIZE = {
         make_claim(
             'A window of an eighth of the training length gives less of a sink to queries that see the first token.',
             f'{GU_V1}, Figure 2D',
-            'objective:window_256',
-            '<',
-            metric='sink/1/window',
-            reference=(BASELINE_ROW, SINK_METRIC),
+            ('objective:window_256', '<', (BASELINE_ROW, SINK_METRIC)),
+            'sink/1/window',
         ),
         'has a window of 8 keys, in which uniform attention is above the threshold: --size=small',
     ),

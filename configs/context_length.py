@@ -32,9 +32,7 @@ CLAIMS = {
     'context_half': make_claim(
         'Training texts of the whole length give more of a sink than those of half the length.',
         BARBERO,
-        'context_length:half',
-        '<',
-        ('context_length:full', SINK_METRIC),
+        ('context_length:half', '<', ('context_length:full', SINK_METRIC)),
     )
 }
 

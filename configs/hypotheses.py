@@ -16,7 +16,7 @@ Each hypothesis is a prediction about rows of this file that can fail. docs/resu
 """
 
 from sinklab.configs.attention import ROWS as ATTENTION
-from sinklab.configs.claims import BASELINE_ROW, LOSS_METRIC, exclude_sizes, make_claim
+from sinklab.configs.claims import LOSS_METRIC, exclude_sizes, make_claim
 from sinklab.configs.learned_kv import ROWS as LEARNED_KV
 from sinklab.configs.optimization import ROWS as OPTIMIZATION
 from sinklab.configs.publications import GU_ICLR, GU_V1, THIS_PROJECT
@@ -50,45 +50,33 @@ CLAIMS = {
     'decay_rises': make_claim(
         'A weight decay of 0.1 gives less of a sink than 0.5.',
         f'on {GU_V1}, Table 1',
-        'hypotheses:decay_0.1',
-        '<',
-        'hypotheses:decay_0.5',
+        ('hypotheses:decay_0.1', '<', 'hypotheses:decay_0.5'),
     ),
     'decay_turns': make_claim(
         'A weight decay of 1 gives less of a sink than 0.5.',
         f'on {GU_V1}, Table 1',
-        'hypotheses:decay_1.0',
-        '<',
-        'hypotheses:decay_0.5',
+        ('hypotheses:decay_1.0', '<', 'hypotheses:decay_0.5'),
     ),
     'decay_falls': make_claim(
         'A weight decay of 2 gives less of a sink than 1.',
         f'on {GU_V1}, Table 1',
-        'hypotheses:decay_2.0',
-        '<',
-        'hypotheses:decay_1.0',
+        ('hypotheses:decay_2.0', '<', 'hypotheses:decay_1.0'),
     ),
     'batch_tokens': make_claim(
         'At a quarter of the batch size, four times the steps give more of a sink.',
         f'on {GU_V1}, Table 6',
-        'hypotheses:batch_tokens',
-        '>',
-        'optimization:batch_128',
+        ('hypotheses:batch_tokens', '>', 'optimization:batch_128'),
     ),
     'batch_rate': make_claim(
         'With a quarter of the batch size and four times the steps, half the learning rate gives more of a sink.',
         f'on {GU_V1}, Table 6',
-        'hypotheses:batch_tokens_half_rate',
-        '>',
-        'hypotheses:batch_tokens',
+        ('hypotheses:batch_tokens_half_rate', '>', 'hypotheses:batch_tokens'),
     ),
     'sigmoid_gain': exclude_sizes(
         make_claim(
             'A gain of 1/16 gives sigmoid a lower loss.',
             f'on {GU_V1}, Table 4',
-            'hypotheses:sigmoid_gain',
-            '<',
-            'attention:sigmoid',
+            ('hypotheses:sigmoid_gain', '<', 'attention:sigmoid'),
             LOSS_METRIC,
         ),
         'has a gain that is 4/T only for T = 64: --size=quickstart',
@@ -97,23 +85,15 @@ CLAIMS = {
     'value_bias_grows': make_claim(
         'With a V bias, twice the steps give more of a sink.',
         f'on {GU_V1}, Table 3',
-        'hypotheses:value_bias_long',
-        '>',
-        'learned_kv:v',
+        ('hypotheses:value_bias_long', '>', 'learned_kv:v'),
     ),
     'rate_rises': make_claim(
         'A quarter of the learning rate gives less of a sink than half of it.',
         f'on {GU_ICLR}, Table 9',
-        'optimization:rate_1e-4_20k',
-        '<',
-        'optimization:rate_2e-4_20k',
+        ('optimization:rate_1e-4_20k', '<', 'optimization:rate_2e-4_20k'),
     ),
     'rate_falls': make_claim(
-        'Three times the learning rate gives less of a sink.',
-        f'on {GU_ICLR}, Table 9',
-        'hypotheses:rate_3',
-        '<',
-        BASELINE_ROW,
+        'Three times the learning rate gives less of a sink.', f'on {GU_ICLR}, Table 9', ('hypotheses:rate_3', '<')
     ),
 }
 

@@ -61,8 +61,8 @@ def make_size_claim(row):
         f'A model of {name.upper()} parameters, trained on {"as many tokens" if suffix else "tokens in proportion"}, '
         f'has {"less" if is_smaller else "more"} of a sink than one of {REFERENCE.upper()}.'
     )
-    rows = f'model_size:{row}', '<' if is_smaller else '>', f'model_size:{REFERENCE}'
-    return exclude_sizes(make_claim(statement, f'on {GU_V1}, Figure 1', *rows), NEEDS_SIZE_SMALL)
+    comparison = f'model_size:{row}', '<' if is_smaller else '>', f'model_size:{REFERENCE}'
+    return exclude_sizes(make_claim(statement, f'on {GU_V1}, Figure 1', comparison), NEEDS_SIZE_SMALL)
 
 
 # The claim `size` of claims.py is that of 0.2m_equal_tokens.

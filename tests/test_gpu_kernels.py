@@ -11,8 +11,8 @@ from gpu_problems import LENGTH, REDUCTIONS, make_problem, solve_with_matrices, 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.example_specs import make_operations
 from sinklab.attn import mask
-from sinklab.attn.example_specs import make_operations
 from sinklab.attn.kernel_attention import choose_reduction
 from sinklab.attn.pallas import gpu
 from sinklab.attn.pallas.gpu import make_block_ops

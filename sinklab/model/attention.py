@@ -11,7 +11,6 @@ import numpy as np
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from sinklab.attn import example_specs
 from sinklab.attn.backends import BACKENDS
 from sinklab.attn.key_attention_sums import (
     KeyAttentionSums,
@@ -108,9 +107,8 @@ def make_attention_problem(model: spec.ModelConfig, length: int) -> AttentionPro
     backends, with fewer tokens and with two heads, which share their keys if some heads of the model do.
     """
     learned_kv = LEARNED_KV_KINDS[model.learned_kv.kind]
-    document_BT = None
-    if model.mask.document:
-        document_BT = jnp.asarray(example_specs.make_document_starts(length))
+    third = length // 3 + 1
+    document_BT = jnp.arange(length)[None] // third * third if model.mask.document else None
     relative = POSITIONS[model.position](model, 1, nnx.Rngs(0)).make_relative_bias()
     attention_spec = make_attention_spec(
         model, length, relative, np.arange(length)[None], resolve_mask(model.mask, length, document_BT)

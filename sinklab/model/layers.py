@@ -15,9 +15,8 @@ from sinklab.config import spec
 from sinklab.parallel.param_einsum import param_einsum
 from sinklab.parallel.sharding import constrain_sharding
 
-StdFunction = Callable[
-    [spec.ModelConfig, int], float
-]  # (config, number of inputs of the linear map) -> standard deviation
+# (config, number of inputs of the linear map) -> standard deviation
+StdFunction = Callable[[spec.ModelConfig, int], float]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,11 +46,7 @@ def torch_linear_std(model: spec.ModelConfig, inputs: int) -> float:
     return (3 * inputs) ** -0.5
 
 
-def unit_std(model: spec.ModelConfig, inputs: int) -> float:
-    return 1.0
-
-
-def constant_std(model: spec.ModelConfig, inputs: int) -> float:
+def gpt2_std(model: spec.ModelConfig, inputs: int) -> float:
     return 0.02
 
 
@@ -60,14 +55,11 @@ def gpt2_residual_std(model: spec.ModelConfig, inputs: int) -> float:
 
 
 INITIALIZATIONS = {
-    'released': Initialization(
-        fan_in_std, fan_in_std, fan_in_std, released_ffn_std
-    ),  # sail-sg/Attention-Sink, model.py
+    'released': Initialization(fan_in_std, fan_in_std, fan_in_std, released_ffn_std),  # sail-sg/Attention-Sink
     'released_even': Initialization(fan_in_std, fan_in_std, fan_in_std, depth_scaled_std),
-    'gpt2': Initialization(constant_std, constant_std, gpt2_residual_std, gpt2_residual_std),  # Radford et al., 2019
-    'torch': Initialization(
-        unit_std, torch_linear_std, torch_linear_std, torch_linear_std
-    ),  # the standard deviations of PyTorch's defaults
+    'gpt2': Initialization(gpt2_std, gpt2_std, gpt2_residual_std, gpt2_residual_std),  # Radford et al., 2019
+    # the standard deviations of PyTorch's defaults
+    'torch': Initialization(lambda *_: 1.0, torch_linear_std, torch_linear_std, torch_linear_std),
 }
 
 
