@@ -15,8 +15,11 @@ Each row is therefore compared with a baseline of the same kind.
 
 from sinklab.configs.publications import BARBERO, GU_ICLR, GU_V1, GUO, XIAO
 
-# The reason why claims about model_size.py cannot be tested at other sizes.
-NEEDS_SIZE_SMALL = 'has rows whose layers and widths do not depend on --size; the optimizer of --size=small fits them'
+BELOW_SMALL = 'quickstart', 'smoke'
+# Why claims about model_size.py cannot be tested at other sizes.
+NEEDS_SIZE_SMALL = dict.fromkeys(
+    BELOW_SMALL, 'has rows whose layers and widths do not depend on --size; the optimizer of --size=small fits them'
+)
 
 BASELINE_ROW, NO_FIXED_TOKEN_ROW, EIGHT_HEADS_ROW = 'attention:softmax', 'data:amount_5b', 'blocks:swiglu'
 SINK_METRIC, SINK_STAR_METRIC, LOSS_METRIC, FAILS_METRIC = 'sink/1', 'sink/star', 'valid/loss', 'fails'
@@ -24,7 +27,7 @@ SINK_METRIC, SINK_STAR_METRIC, LOSS_METRIC, FAILS_METRIC = 'sink/1', 'sink/star'
 MIN_DIFFERENCES = {LOSS_METRIC: 0.02, 'norm/ratio/05': 0.5, FAILS_METRIC: 0.5}
 
 
-def make_claim(statement, source, comparison, metric=SINK_METRIC, min_difference=None):
+def make_claim(statement, source, comparison, metric=SINK_METRIC, min_difference=None, **fields):
     """Make a claim about a metric of a row.
 
     Args:
@@ -34,6 +37,7 @@ def make_claim(statement, source, comparison, metric=SINK_METRIC, min_difference
             TABLE:ROW, the relation `>`, `<` or `=`, and the reference a row, (row, metric) or (row, metric, 'start').
         metric: the metric of the row.
         min_difference: the smallest difference that counts; None for that of MIN_DIFFERENCES.
+        **fields: `untestable_at`, {size: the reason why the claim cannot be tested at this size}.
     """
     row, relation, *references = comparison
     reference = references[0] if references else BASELINE_ROW
@@ -44,12 +48,13 @@ def make_claim(statement, source, comparison, metric=SINK_METRIC, min_difference
         right=(reference, metric) if isinstance(reference, str) else reference,
         relation=relation,
         min_difference=min_difference or MIN_DIFFERENCES.get(metric, 5.0),
+        **fields,
     )
 
 
-def make_presence_claim(statement, source, row):
+def make_presence_claim(statement, source, row, **fields):
     """Make a claim that Sink_1 of a row is higher after training than before."""
-    return make_claim(statement, source, (row, '>', (row, SINK_METRIC, 'start')))
+    return make_claim(statement, source, (row, '>', (row, SINK_METRIC, 'start')), **fields)
 
 
 def make_other_position_claim(statement, source, row, metric):
@@ -68,11 +73,6 @@ def make_untestable_claim(statement, source, reason):
 def make_claims(make, source, **claims):
     """Make claims of one source, each from (statement, the arguments of `make` after the source)."""
     return {name: make(statement, source, *arguments) for name, (statement, *arguments) in claims.items()}
-
-
-def exclude_sizes(claim, reason, sizes=('quickstart', 'smoke')):
-    """Return a claim that cannot be tested at some sizes, for a reason."""
-    return claim | dict(untestable_at=dict.fromkeys(sizes, reason))
 
 
 TABLE_1, TABLE_3, TABLE_4 = f'{GU_V1}, Table 1', f'{GU_V1}, Table 3', f'{GU_V1}, Table 4'
@@ -369,42 +369,36 @@ UNTESTABLE = {
 }
 
 SIZE = {
-    'size': exclude_sizes(
-        make_claim(
-            'Larger models have more of a sink (here 1.3M and 0.2M parameters).',
-            f'{GU_V1}, Figure 1',
-            ('model_size:0.2m_equal_tokens', '<', 'model_size:1.3m'),
-        ),
-        NEEDS_SIZE_SMALL,
+    'size': make_claim(
+        'Larger models have more of a sink (here 1.3M and 0.2M parameters).',
+        f'{GU_V1}, Figure 1',
+        ('model_size:0.2m_equal_tokens', '<', 'model_size:1.3m'),
+        untestable_at=NEEDS_SIZE_SMALL,
     ),
     'context': make_claim(
         'Longer training texts give more of a sink.', BARBERO, ('context_length:quarter', '<', 'context_length:full')
     ),
-    'first_norm': exclude_sizes(
-        make_claim(
-            'Softmax has a larger norm ratio of the first token than sigmoid with an offset.',
-            f'on {GU_V1}, section 3.1',
-            ('attention:sigmoid_apple', '<'),
-            'norm/ratio/05',
-        ),
-        'needs at least five layers: --size=small',
+    'first_norm': make_claim(
+        'Softmax has a larger norm ratio of the first token than sigmoid with an offset.',
+        f'on {GU_V1}, section 3.1',
+        ('attention:sigmoid_apple', '<'),
+        'norm/ratio/05',
+        untestable_at=dict.fromkeys(BELOW_SMALL, 'needs at least five layers: --size=small'),
     ),
-    'window': exclude_sizes(
-        make_presence_claim(
-            'A sink emerges with a window of half the training length.',
-            f'{GU_V1}, Figure 2D',
-            'objective:window_1024',
-        ),
-        'needs a window longer than the probed 64 tokens: --size=small',
+    'window': make_presence_claim(
+        'A sink emerges with a window of half the training length.',
+        f'{GU_V1}, Figure 2D',
+        'objective:window_1024',
+        untestable_at=dict.fromkeys(BELOW_SMALL, 'needs a window longer than the probed 64 tokens: --size=small'),
     ),
-    'window_small': exclude_sizes(
-        make_claim(
-            'A window of an eighth of the training length gives less of a sink to queries that see the first token.',
-            f'{GU_V1}, Figure 2D',
-            ('objective:window_256', '<', (BASELINE_ROW, SINK_METRIC)),
-            'sink/1/window',
+    'window_small': make_claim(
+        'A window of an eighth of the training length gives less of a sink to queries that see the first token.',
+        f'{GU_V1}, Figure 2D',
+        ('objective:window_256', '<', (BASELINE_ROW, SINK_METRIC)),
+        'sink/1/window',
+        untestable_at=dict.fromkeys(
+            BELOW_SMALL, 'has a window of 8 keys, in which uniform attention is above the threshold: --size=small'
         ),
-        'has a window of 8 keys, in which uniform attention is above the threshold: --size=small',
     ),
 }
 

@@ -10,7 +10,7 @@ the rows `*_equal_tokens` they have the same batch size, too; in the other rows 
 number of parameters. The row `1.3m` has the batch size of the size, and at `--size=small` it is the baseline.
 """
 
-from sinklab.configs.claims import NEEDS_SIZE_SMALL, exclude_sizes, make_claim
+from sinklab.configs.claims import NEEDS_SIZE_SMALL, make_claim
 from sinklab.configs.publications import GU_V1, THIS_PROJECT
 from sinklab.configs.table import make_row, scale, table
 
@@ -62,7 +62,7 @@ def make_size_claim(row):
         f'has {"less" if is_smaller else "more"} of a sink than one of {REFERENCE.upper()}.'
     )
     comparison = f'model_size:{row}', '<' if is_smaller else '>', f'model_size:{REFERENCE}'
-    return exclude_sizes(make_claim(statement, f'on {GU_V1}, Figure 1', comparison), NEEDS_SIZE_SMALL)
+    return make_claim(statement, f'on {GU_V1}, Figure 1', comparison, untestable_at=NEEDS_SIZE_SMALL)
 
 
 # The claim `size` of claims.py is that of 0.2m_equal_tokens.
