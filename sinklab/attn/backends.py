@@ -117,7 +117,7 @@ def measure_error(name: str, problem: AttentionProblem) -> float:
     """
     problem = problem.smaller or problem
     rng = np.random.default_rng(0)
-    num_keys = problem.spec.num_learned_kv + problem.spec.mask.max_end
+    num_keys = problem.spec.num_learned_kv + int(problem.spec.mask.bounds_2T[1].max())
     num_heads = problem.heads
     shapes = (
         (problem.num_queries, num_heads, problem.width),

@@ -62,21 +62,15 @@ class Intermediates:
 
     def slice_text(self, num_dropped: int) -> 'Intermediates':
         """Drop the first `num_dropped` queries, which are sink tokens and not text."""
-
-        def slice_queries(array: jax.Array | None, axis: int) -> jax.Array | None:
-            return None if array is None else jax.lax.slice_in_dim(array, num_dropped, None, axis=axis)
-
-        return dataclasses.replace(
-            self,
-            attention_BHTS=slice_queries(self.attention_BHTS, -2),
-            query_BTHK=slice_queries(self.query_BTHK, -3),
-            head_BTHK=slice_queries(self.head_BTHK, -3),
-            normed_BTD=slice_queries(self.normed_BTD, -2),
-            residual_BTD=slice_queries(self.residual_BTD, -2),
-            sink_BCD=None
-            if self.residual_BTD is None or not num_dropped
-            else self.residual_BTD[..., :num_dropped, :],
-        )
+        axes = dict(attention_BHTS=-2, query_BTHK=-3, head_BTHK=-3, normed_BTD=-2, residual_BTD=-2)
+        sliced = {
+            name: jax.lax.slice_in_dim(getattr(self, name), num_dropped, None, axis=axis)
+            for name, axis in axes.items()
+            if getattr(self, name) is not None
+        }
+        if self.residual_BTD is not None and num_dropped:
+            sliced['sink_BCD'] = self.residual_BTD[..., :num_dropped, :]
+        return dataclasses.replace(self, **sliced)
 
 
 def make_attention_spec(

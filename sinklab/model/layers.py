@@ -221,16 +221,23 @@ GATES = {
 }
 
 
+def get_gate_shape(model: spec.ModelConfig, value_width: int) -> tuple[int, int, int]:
+    """Return the shape DHK of the weight of a gate; D is 0 if the model has no gate."""
+    kind = GATES[model.gate]
+    if kind is None:
+        return 0, 0, 0
+    inputs = model.width if kind.input == 'x' else value_width
+    return inputs, 1 if kind.is_shared else model.heads, value_width if kind.is_elementwise else 1
+
+
 class Gate(nnx.Module):
     def __init__(self, model: spec.ModelConfig, value_width: int, rngs: nnx.Rngs):
         self.kind = kind = GATES[model.gate]
         if kind is None:
             return
-        inputs = model.width if kind.input == 'x' else value_width
-        heads = 1 if kind.is_shared else model.heads
-        shape = (inputs, heads, value_width if kind.is_elementwise else 1)
+        shape = get_gate_shape(model, value_width)
         axes = ('embed' if kind.input == 'x' else None, None if kind.is_shared else 'heads', None)
-        std = INITIALIZATIONS[model.initialization].linear(model, inputs)
+        std = INITIALIZATIONS[model.initialization].linear(model, shape[0])
         self.weight_DHK = make_normal_param(rngs, shape, std, axes, inputs=1)
 
     def __call__(self, target: str, array_BTHK: jax.Array, x_BTD: jax.Array, value_BTHK: jax.Array) -> jax.Array:
@@ -266,14 +273,13 @@ class Exclusion(nnx.Module):
 
 
 exact_gelu = functools.partial(jax.nn.gelu, approximate=False)
-tanh_gelu = functools.partial(jax.nn.gelu, approximate=True)
 FFN_ACTIVATIONS = {  # activation, whether it is a gate
     'relu': (jax.nn.relu, False),
     'gelu': (exact_gelu, False),
     'swish': (jax.nn.silu, False),
     'reglu': (jax.nn.relu, True),
     'geglu': (exact_gelu, True),
-    'geglu_tanh': (tanh_gelu, True),
+    'geglu_tanh': (jax.nn.gelu, True),
     'swiglu': (jax.nn.silu, True),
 }
 

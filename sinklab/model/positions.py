@@ -38,10 +38,8 @@ class PositionEncoding(nnx.Module):
 class SinusoidalPosition(PositionEncoding):
     """Sinusoids (Vaswani et al., 2017), all sines before all cosines, as in the released code."""
 
-    base = 10_000.0
-
     def embed(self, x_BTD, position_BT):
-        angle = position_BT[..., None] * compute_frequencies(x_BTD.shape[-1], self.base)
+        angle = position_BT[..., None] * compute_frequencies(x_BTD.shape[-1], 10_000.0)
         return x_BTD + jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], -1).astype(x_BTD.dtype)
 
 
