@@ -130,7 +130,8 @@ def format_headline_table(experiment: dict, entries: dict) -> str:
 
 def format_numbers(experiment: dict, entries: dict) -> str:
     """Return a table with a line for each model and variant, or for each metric if there are many metrics."""
-    shown_metrics = experiment['metrics'][1 if 'published' in experiment else 0 :]  # the first is in the headline table
+    # The first metric is in the headline table, if there is one.
+    shown_metrics = experiment['metrics'][1 if 'published' in experiment else 0 :]
     metrics = [metric for metric in shown_metrics if is_measured(metric, entries)]
     if not metrics:
         return ''

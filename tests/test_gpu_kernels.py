@@ -24,6 +24,7 @@ from sinklab.attn.pallas.kernel_interface import (
     ScoreSpec,
     SoftmaxReduction,
 )
+from sinklab.attn.spec import AttentionProblem, AttentionSpec
 
 
 @st.composite
@@ -195,6 +196,6 @@ def test_block_ops_of_sigmoid_match_float64_for_small_weights():
     ],
 )
 def test_explain_unsupported_names_reason(dtype, width, reduction, reason):
-    array = jax.ShapeDtypeStruct((1, 2, 128, width), dtype)
-    message = gpu.explain_unsupported(reduction, ScoreSpec(1.0, 0.0, compute_alibi_bias), array, array, array)
+    problem = AttentionProblem(AttentionSpec(None, mask.make_causal_mask(128)), 2, width, width, dtype)
+    message = gpu.explain_unsupported(reduction, ScoreSpec(1.0, 0.0, compute_alibi_bias), problem)
     assert message is None if reason is None else reason in message

@@ -35,6 +35,7 @@ from sinklab.attn.pallas.kernel_interface import (
     ScoreSpec,
     SoftmaxReduction,
 )
+from sinklab.attn.spec import AttentionProblem
 
 
 def broadcast_to_block(row, shape: tuple[int, int], axis: int):
@@ -518,15 +519,13 @@ def get_padding_multiple(length: int) -> int:
     return OUTER_BLOCK
 
 
-def explain_unsupported(reduction: Reduction, score_spec: ScoreSpec, query_BHTK, key_BGSK, value_BGSV) -> str | None:
+def explain_unsupported(reduction: Reduction, score_spec: ScoreSpec, problem: AttentionProblem) -> str | None:
     """Return what these kernels cannot compute, or None."""
-    width = query_BHTK.shape[-1]
-    value_width = value_BGSV.shape[-1]
     widths = sorted(INNER_BLOCKS['forward'])
-    if query_BHTK.dtype not in (jnp.bfloat16, jnp.float16):
-        return f'{query_BHTK.dtype} arrays: it needs bfloat16 or float16'
-    if width not in widths or value_width != width:
-        return f'heads of {width} with values of {value_width}; both must be one of {widths}'
+    if problem.dtype not in ('bfloat16', 'float16'):
+        return f'{problem.dtype} arrays: it needs bfloat16 or float16'
+    if problem.width not in widths or problem.value_width != problem.width:
+        return f'heads of {problem.width} with values of {problem.value_width}; both must be one of {widths}'
     unsupported_ops = sorted(
         find_unsupported_ops(score_spec.bias_function, make_block_ops(reduction, score_spec).weigh_functions)
     )
