@@ -131,12 +131,12 @@ def table(rows, base=None, sizes=SIZES, default_size='paper'):
 
     def get_config(row=None, size=default_size):
         check_name(row, rows, 'row')
-        config = baseline(size)
-        sized_config = baseline(size)
-        unsized_config = make_config(base or {})
-        for path, value in rows[row]['diff'].items():
+        config, unsized_config = baseline(size), make_config(base or {})
+        values = dict(rows[row]['diff'])
+        for path, value in values.items():
             if isinstance(value, FactorOfSize | SizeScaledValue):
-                value = value.resolve(path, unsized_config, sized_config)
+                values[path] = value.resolve(path, unsized_config, config)
+        for path, value in values.items():
             set_field(config, path, value)
         return config
 

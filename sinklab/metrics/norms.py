@@ -19,8 +19,6 @@ MASSIVE_SENTENCE = f'{HIDDEN_SENTENCE} Ratios of hundreds are massive activation
 KEY_SENTENCE = 'Norm of the first key, as used in attention, over the mean of the others, in each block.'
 VALUE_SENTENCE = 'Norm of the first value over the mean of the others, in each block.'
 
-PLURALS = {'query': 'queries'}
-
 
 def compute_norms(array_TD):
     """Compute ||x_t||_2 of each token, in float32."""
@@ -48,8 +46,7 @@ def compare_first_with_others(name: str, norm_LPT) -> dict[str, float]:
 
 
 def make_norm_infos(name: str) -> tuple[MetricInfo, ...]:
-    plural = PLURALS.get(name, f'{name}s')
-    sentence = f'Mean norm of the {plural} that attention uses: of the first token, of other tokens, and their ratio.'
+    sentence = f'Mean norm of the {name} vectors in attention: of the first token, of other tokens, and their ratio.'
     return tuple(
         MetricInfo(f'norm/{name}/{part}', f'{name} norm {part}', sentence) for part in ('1', 'other', 'ratio')
     )

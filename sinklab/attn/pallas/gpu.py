@@ -188,11 +188,7 @@ def plan_inner_block_ranges(mask: Mask, num_keys: int, block_size: tuple[int, in
     bound_BI4 = xp.stack([begin_BI, inside_BI, outside_BI, end_BI], -1)
     ranges = [(0, 1, True), (1, 2, False), (2, 3, True)]
     if mask.is_static:
-        ranges = [
-            block_range
-            for block_range in ranges
-            if (bound_BI4[..., block_range[0]] < bound_BI4[..., block_range[1]]).any()
-        ]
+        ranges = [span for span in ranges if (bound_BI4[..., span[0]] < bound_BI4[..., span[1]]).any()]
     return bound_BI4.astype(xp.int32), ranges
 
 
@@ -277,13 +273,10 @@ class BlockPair:
         return self.load_query_row(2), self.load_rows(ref.at[self.warpgroup.get_batch_index(ref)], call.key_major)
 
     def compute_bias(self, positions):
-        return (
-            None
-            if positions is None
-            else make_lowerable(self.warpgroup.call.bias_function)(
-                self.warpgroup.load_parameters(), compute_distance(*positions)
-            )
-        )
+        if positions is None:
+            return None
+        bias_function = make_lowerable(self.warpgroup.call.bias_function)
+        return bias_function(self.warpgroup.load_parameters(), compute_distance(*positions))
 
     def compute_bias_slopes(self, positions) -> list[jax.Array]:
         """Return d bias / d parameter for each learned parameter."""
