@@ -58,7 +58,7 @@ INITIALIZATIONS = {
     'released': Initialization(fan_in_std, fan_in_std, fan_in_std, released_ffn_std),  # sail-sg/Attention-Sink
     'released_even': Initialization(fan_in_std, fan_in_std, fan_in_std, depth_scaled_std),
     'gpt2': Initialization(gpt2_std, gpt2_std, gpt2_residual_std, gpt2_residual_std),  # Radford et al., 2019
-    # the standard deviations of PyTorch's defaults
+    # The standard deviations of PyTorch's defaults.
     'torch': Initialization(lambda *_: 1.0, torch_linear_std, torch_linear_std, torch_linear_std),
 }
 
@@ -222,7 +222,7 @@ GATES = {
 
 
 def get_gate_shape(model: spec.ModelConfig, value_width: int) -> tuple[int, int, int]:
-    """Return the shape DHK of the weight of a gate; D is 0 if the model has no gate."""
+    """Return the shape DHK of the weight of a gate; zeros if the model has no gate."""
     kind = GATES[model.gate]
     if kind is None:
         return 0, 0, 0
@@ -279,7 +279,7 @@ FFN_ACTIVATIONS = {  # activation, whether it is a gate
     'swish': (jax.nn.silu, False),
     'reglu': (jax.nn.relu, True),
     'geglu': (exact_gelu, True),
-    'geglu_tanh': (jax.nn.gelu, True),
+    'geglu_tanh': (jax.nn.gelu, True),  # by default, gelu is approximated by tanh
     'swiglu': (jax.nn.silu, True),
 }
 
