@@ -33,7 +33,7 @@ class Job:
         return ['sinklab', *self.arguments, *run_flags]
 
     def make_script(self, folder: str) -> str:
-        """Return a Bash script that executes this run in a folder in which INSTALL_SCRIPT ran."""
+        """Return a Bash script that executes this run in a folder in which install.sh ran."""
         exports = [f'export {shlex.quote(f"{name}={value}")}' for name, value in self.environment.items()]
         program, *rest = self.argv
         exec_line = f'exec {shlex.join([f"./env/bin/{program}", *rest])}'
