@@ -17,10 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from benchmarks.argument_types import parse_count, parse_counts
+from benchmarks.example_specs import make_operations
 from benchmarks.machine import describe_machine
 from benchmarks.timing import format_spread, time_in_turns
 from sinklab.attn.backends import BACKENDS
-from sinklab.attn.example_specs import make_operations
 from sinklab.attn.mask import make_causal_mask
 from sinklab.attn.spec import AttentionSpec
 from sinklab.environment import get_package_versions

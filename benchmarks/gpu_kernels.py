@@ -13,8 +13,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from benchmarks.example_specs import make_operations, make_specs
 from sinklab.attn import backends, mask
-from sinklab.attn.example_specs import make_operations, make_specs
 from sinklab.attn.spec import AttentionProblem, AttentionSpec
 
 BACKENDS = 'gpu', 'cudnn'

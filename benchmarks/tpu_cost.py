@@ -28,9 +28,9 @@ import numpy as np
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel, splash_attention_mask
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from benchmarks.example_specs import make_operations
 from benchmarks.step_cost import find_libtpu_version
 from sinklab.attn import kernel_attention
-from sinklab.attn.example_specs import make_operations
 from sinklab.attn.mask import make_full_mask
 from sinklab.attn.pallas import tpu
 from sinklab.attn.pallas.kernel_interface import KernelSpec, ScoreSpec, SoftmaxReduction

@@ -14,7 +14,7 @@ baseline without a sink on this task; see `mass/row`.
 
 from sinklab.configs.publications import GUO, THIS_PROJECT
 from sinklab.configs.sizes import SMOKE
-from sinklab.configs.table import scale_with_size, table
+from sinklab.configs.table import make_row, scale_with_size, table
 
 BASE = {
     'data.task': 'backcopy',
@@ -67,42 +67,40 @@ SIZES = {
 }
 
 
-def make_row(diff, note, source=GUO):
-    return dict(diff=diff, published={}, source=source, note=note)
-
-
 def make_operation_diff(similarity, normalizer):
     return {'model.attention.similarity': similarity, 'model.attention.normalizer': normalizer}
 
 
 ROWS = {
-    'softmax': make_row({}, 'A sink on <s> for other queries, none for triggers. Its value vector becomes small.'),
+    'softmax': make_row(
+        {}, GUO, note='A sink on <s> for other queries, none for triggers. Its value vector becomes small.'
+    ),
     'softmax_3_layers': make_row(
-        {'model.layers': 3}, 'The sink, a small value vector of <s>, and a peak of the residual norm.'
+        {'model.layers': 3}, GUO, note='The sink, a small value vector of <s>, and a peak of the residual norm.'
     ),
     'relu': make_row(
         make_operation_diff('relu', 'count') | scale_with_size({'optimizer.peak_learning_rate': 3e-3}),
-        'relu(s) / i: no sink. Guo et al. train for up to 100k steps.',
+        GUO,
+        note='relu(s) / i: no sink. Guo et al. train for up to 100k steps.',
     ),
     'elu1': make_row(
         make_operation_diff('elu1', 'none'),
-        'Result of this project: proxy score 0.44 for other queries, row mass 10.',
         THIS_PROJECT,
+        note='Result of this project: proxy score 0.44 for other queries, row mass 10.',
     ),
     'sigmoid': make_row(
         make_operation_diff('sigmoid', 'none'),
-        'Result of this project: proxy score 0.45 for other queries, row mass 1.2.',
         THIS_PROJECT,
+        note='Result of this project: proxy score 0.45 for other queries, row mass 1.2.',
     ),
-    'value_gate': make_row({'model.gate': 'value_state'}, 'No sink, according to a secondary report.', '2510.09017'),
+    'value_gate': make_row(
+        {'model.gate': 'value_state'}, '2510.09017', note='No sink, according to a secondary report.'
+    ),
     'sgd': make_row(
-        {
-            'optimizer.name': 'sgd',
-            'optimizer.peak_learning_rate': 0.03,
-            'optimizer.beta2': None,
-            'optimizer.epsilon': None,
-        },
-        'With momentum: the sink, without the peak of the residual norm.',
+        {'optimizer.name': 'sgd', 'optimizer.peak_learning_rate': 0.03}
+        | {'optimizer.beta2': None, 'optimizer.epsilon': None},
+        GUO,
+        note='With momentum: the sink, without the peak of the residual norm.',
     ),
 }
 

@@ -12,19 +12,19 @@ from sinklab.configs.attention import ROWS as ATTENTION
 from sinklab.configs.claims import SINK_METRIC, make_claim
 from sinklab.configs.publications import BARBERO
 from sinklab.configs.sizes import QUICKSTART, SIZES, SMOKE
-from sinklab.configs.table import scale, table
+from sinklab.configs.table import make_row, scale, table
 
 
-def make_row(share):
+def make_length_row(share):
     diff = scale('data.length', 1 / share) | scale('optimizer.batch_size', share) | scale('valid.windows', share)
     note = 'A figure only (120M parameters): almost no sink at 128 tokens, an increase up to 2048, the same loss.'
-    return dict(diff=diff, published={}, source=BARBERO, note=note)
+    return make_row(diff, BARBERO, note=note)
 
 
 ROWS = {
     'full': ATTENTION['softmax'] | dict(note='The length of the size.'),
-    'half': make_row(2),
-    'quarter': make_row(4),
+    'half': make_length_row(2),
+    'quarter': make_length_row(4),
 }
 
 # A quarter of the length is the claim `context` of claims.py.
@@ -32,9 +32,7 @@ CLAIMS = {
     'context_half': make_claim(
         'Training texts of the whole length give more of a sink than those of half the length.',
         BARBERO,
-        'context_length:half',
-        '<',
-        ('context_length:full', SINK_METRIC),
+        ('context_length:half', '<', ('context_length:full', SINK_METRIC)),
     )
 }
 

@@ -10,7 +10,7 @@ fixed first token; every row except `fixed_K` removes it.
 """
 
 from sinklab.configs.publications import GU_V1
-from sinklab.configs.table import table
+from sinklab.configs.table import make_row, table
 
 FIGURE_2C = f'{GU_V1}, Figure 2C'
 FIGURES_2C_AND_28 = f'{FIGURE_2C}; (ICLR), Figure 28'
@@ -18,21 +18,21 @@ NO_FIXED_TOKEN = {'data.fixed_position': None}  # override sizes that fix the fi
 
 
 def make_amount_row(share, note, source=FIGURE_2C):
-    return dict(diff=NO_FIXED_TOKEN | {'data.share': share}, published={}, source=source, note=note)
+    return make_row(NO_FIXED_TOKEN | {'data.share': share}, source, note=note)
 
 
-def make_random_row(first, last, published, note=None):
+def make_random_row(first, last, **fields):
     diff = NO_FIXED_TOKEN | {'data.random_first': first, 'data.random_last': last}
-    return dict(diff=diff, published=published, source=f'{GU_V1}, section 5') | ({'note': note} if note else {})
+    return make_row(diff, f'{GU_V1}, section 5', **fields)
 
 
 def make_fixed_row(position, *sinks):
     published = {f'sink/{k}': sink for k, sink in enumerate(sinks, 1)}
-    return dict(diff={'data.fixed_position': position}, published=published, source=f'{GU_V1}, Table 7')
+    return make_row({'data.fixed_position': position}, f'{GU_V1}, Table 7', **published)
 
 
 ROWS = {
-    'amount_5b': dict(diff=NO_FIXED_TOKEN, published={'sink/1': 18.18, 'valid/loss': 3.73}, source=FIGURE_2C),
+    'amount_5b': make_row(NO_FIXED_TOKEN, FIGURE_2C, 18.18, 3.73),
     'amount_2.5b': make_amount_row(0.5, 'A figure only.'),
     'amount_500m': make_amount_row(0.1, 'A figure only: others read Sink_1 near 4 % and a loss near 3.8.'),
     'amount_200m': make_amount_row(0.04, 'A figure only.'),
@@ -42,11 +42,11 @@ ROWS = {
     'amount_50m': make_amount_row(
         0.01, 'Figures only: overfitting between 1k and 2k steps, Sink_1 below 1 %, loss near 4.5.', FIGURES_2C_AND_28
     ),
-    'random_1': make_random_row(1, 1, {'sink/1': 27.03}),
-    'random_1_2': make_random_row(1, 2, {'sink/1': 1.98, 'sink/2': 14.08}),
-    'random_2': make_random_row(2, 2, {'sink/1': 20.99}),
+    'random_1': make_random_row(1, 1, sink=27.03),
+    'random_1_2': make_random_row(1, 2, **{'sink/1': 1.98, 'sink/2': 14.08}),
+    'random_2': make_random_row(2, 2, sink=20.99),
     **{
-        f'random_1_{last}': make_random_row(1, last, {}, 'No number: the sink tends to disappear.')
+        f'random_1_{last}': make_random_row(1, last, note='No number: the sink tends to disappear.')
         for last in (3, 5, 10)
     },
     'fixed_1': make_fixed_row(1, 74.11, 0.00, 0.00, 0.01),

@@ -10,23 +10,18 @@ values are of this project, and so are the widths of the residual stream, which 
 
 from sinklab.configs import optimization
 from sinklab.configs.publications import THIS_PROJECT
-from sinklab.configs.table import scale_with_size, table
-
-
-def make_unpublished_row(path, value):
-    return dict(diff=scale_with_size({path: value}), published={}, source=THIS_PROJECT, note='not published')
-
+from sinklab.configs.table import make_row, scale_with_size, table
 
 ROWS = {
     **{
         name: optimization.ROWS[name] for name in ('rate_4e-4_20k', 'rate_1e-4_20k', 'rate_2e-4_20k', 'rate_8e-4_20k')
     },
     'decay_0.01': optimization.ROWS['decay_0.01'],
-    'decay_0.05': make_unpublished_row('optimizer.weight_decay', 0.05),
-    'decay_0.2': make_unpublished_row('optimizer.weight_decay', 0.2),
+    'decay_0.05': make_row(scale_with_size({'optimizer.weight_decay': 0.05}), THIS_PROJECT, note='not published'),
+    'decay_0.2': make_row(scale_with_size({'optimizer.weight_decay': 0.2}), THIS_PROJECT, note='not published'),
     'decay_0.5': optimization.ROWS['decay_0.5'],
-    'width_384': make_unpublished_row('model.width', 384),
-    'width_1536': make_unpublished_row('model.width', 1536),
+    'width_384': make_row(scale_with_size({'model.width': 384}), THIS_PROJECT, note='not published'),
+    'width_1536': make_row(scale_with_size({'model.width': 1536}), THIS_PROJECT, note='not published'),
 }
 
 get_config = table(ROWS)

@@ -11,7 +11,7 @@ rows have too few steps; give them --config.optimizer.steps=1500.
 
 from sinklab.configs.publications import BARBERO, XIAO
 from sinklab.configs.sizes import QUICKSTART, SMOKE
-from sinklab.configs.table import scale_with_size, table
+from sinklab.configs.table import make_row, scale_with_size, table
 
 BASE = {
     'model.layers': 12,
@@ -47,7 +47,7 @@ def make_streaming_row(diff, perplexities, accuracies, **fields):
         f'perplexity/{cache}': perplexity for cache, perplexity in zip(CACHE_LENGTHS, perplexities, strict=True)
     }
     published |= dict(zip(ACCURACY_TASKS, accuracies, strict=True)) if accuracies else {}
-    return dict(diff=diff, published=published, source=f'{XIAO}, section 4.2 and Table 3', **fields)
+    return make_row(diff, f'{XIAO}, section 4.2 and Table 3', **published, **fields)
 
 
 def make_context_row(length):
@@ -57,7 +57,7 @@ def make_context_row(length):
         sizes |= {'data.length': length, 'optimizer.batch_size': 256 * 2048 // length}
     diff = {'model.ffn': 'swiglu'} | scale_with_size(sizes)
     note = 'A figure only: almost no sink at 128, an increase up to 2048, the same loss.'
-    return dict(diff=diff, published={}, source=f'{BARBERO} (120M, LLaMA-2 style)', note=note)
+    return make_row(diff, f'{BARBERO} (120M, LLaMA-2 style)', note=note)
 
 
 CACHE_LENGTHS = ('0+1024', '1+1023', '2+1022', '4+1020')
@@ -80,8 +80,8 @@ ROWS = {
         note='X includes the sink token.',
     ),
     **{f'context_{length}': make_context_row(length) for length in (128, 256, 512, 1024, 2048)},
-    'gradient_sinks': dict(
-        diff={'model.ffn': 'swiglu'}
+    'gradient_sinks': make_row(
+        {'model.ffn': 'swiglu'}
         | scale_with_size(
             {
                 'model.layers': 16,
@@ -94,8 +94,7 @@ ROWS = {
                 'data.length': 1024,
             }
         ),
-        published={},
-        source='Chen et al., 2603.17771 (0.1B, C4)',
+        'Chen et al., 2603.17771 (0.1B, C4)',
         note='Its gradient-sink ratio is not measured here (the norm of the gradient at token 1 over the mean '
         'of the others), and V-scale is not implemented.',
     ),

@@ -20,7 +20,7 @@ from sinklab.configs.attention import SIGMOID
 from sinklab.configs.publications import GU_ICLR
 from sinklab.configs.scale import SIZE_1B
 from sinklab.configs.sizes import QUICKSTART, SMOKE
-from sinklab.configs.table import table
+from sinklab.configs.table import make_row, table
 
 BASE = {
     'optimizer.peak_learning_rate': 2e-5,
@@ -55,18 +55,13 @@ SIZES = {
     'smoke': SMOKE | {'data.held_out': 0.15},
 }
 
-
 MODEL_1B = {path: value for path, value in SIZE_1B.items() if path.startswith('model.')}
-
-
-def make_row(diff):
-    note = 'A figure only: the training loss decreases from about 2.6 to 1.8-2.0. No sink was published.'
-    return dict(diff=diff, published={}, source=f'{GU_ICLR}, appendix E', note=note)
-
+SOURCE = f'{GU_ICLR}, appendix E'
+NOTE = 'A figure only: the training loss decreases from about 2.6 to 1.8-2.0. No sink was published.'
 
 ROWS = {
-    'softmax_1b': make_row(MODEL_1B),
-    'sigmoid_1b': make_row(MODEL_1B | SIGMOID),
+    'softmax_1b': make_row(MODEL_1B, SOURCE, note=NOTE),
+    'sigmoid_1b': make_row(MODEL_1B | SIGMOID, SOURCE, note=NOTE),
 }
 
 get_config = table(ROWS, BASE, SIZES)

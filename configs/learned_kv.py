@@ -19,38 +19,38 @@ shows.
 """
 
 from sinklab.configs.publications import GU_ICLR, GU_V1
-from sinklab.configs.table import scale_with_size, table
+from sinklab.configs.table import make_row, scale_with_size, table
+
+TABLE_3 = f'{GU_V1}, Table 3'
 
 
-def make_row(kind, star, sink, loss, source=f'{GU_V1}, Table 3', key_width=None, **fields):
+def make_key_row(kind, star, sink, loss, source=TABLE_3, key_width=None, **fields):
     diff = {f'model.learned_kv.{name}': value for name, value in dict(kind=kind, **fields).items()}
     if key_width:
         diff |= scale_with_size({'model.learned_kv.key_width': key_width})
-    return dict(diff=diff, published={'sink/star': star, 'sink/1': sink, 'valid/loss': loss}, source=source)
+    return make_row(diff, source, sink, loss, **{'sink/star': star})
 
 
 def make_shared_row(kind, star, sink, loss, **fields):
-    return make_row(kind, star, sink, loss, f'{GU_V1}, Table 11 (its header is misprinted)', shared=True, **fields)
+    return make_key_row(
+        kind, star, sink, loss, f'{GU_V1}, Table 11 (its header is misprinted)', shared=True, **fields
+    )
 
 
 def make_fixed_value_row(value, norm, star, sink, loss):
-    return make_row('k', star, sink, loss, f'{GU_V1}, Table 10', value=value, value_norm=norm)
+    return make_key_row('k', star, sink, loss, f'{GU_V1}, Table 10', value=value, value_norm=norm)
 
 
 def make_narrow_key_row(width, star, sink, loss):
-    return make_row('k', star, sink, loss, f'{GU_ICLR}, Table 13', value='zero', key_width=width)
+    return make_key_row('k', star, sink, loss, f'{GU_ICLR}, Table 13', value='zero', key_width=width)
 
 
 ROWS = {
-    'none': dict(diff={}, published={'sink/1': 18.18, 'valid/loss': 3.73}, source=f'{GU_V1}, Table 3'),
-    'sink_token': make_row('sink_token', 74.12, 0.00, 3.72),
-    'kv': make_row('kv', 72.76, 0.04, 3.72),
-    'k': make_row('k', 73.34, 0.00, 3.72, value='zero'),
-    'v': dict(
-        diff={'model.learned_kv.kind': 'v'},
-        published={'sink/1': 17.53, 'valid/loss': 3.73},
-        source=f'{GU_V1}, Table 3',
-    ),
+    'none': make_row({}, TABLE_3, 18.18, 3.73),
+    'sink_token': make_key_row('sink_token', 74.12, 0.00, 3.72),
+    'kv': make_key_row('kv', 72.76, 0.04, 3.72),
+    'k': make_key_row('k', 73.34, 0.00, 3.72, value='zero'),
+    'v': make_row({'model.learned_kv.kind': 'v'}, TABLE_3, 17.53, 3.73),
     'kv_shared': make_shared_row('kv', 56.61, 12.44, 3.72),
     'k_shared': make_shared_row('k', 68.31, 0.23, 3.72, value='zero'),
     'k_first_1': make_fixed_value_row('first', 1.0, 70.03, 0.06, 3.72),
@@ -66,10 +66,9 @@ ROWS = {
     'k_width_16': make_narrow_key_row(16, 23.30, 2.19, 3.73),
     'k_width_32': make_narrow_key_row(32, 51.23, 1.94, 3.73),
     'k_width_64': make_narrow_key_row(64, 69.19, 0.04, 3.72),
-    'logit': dict(
-        diff={'model.learned_kv.kind': 'logit'},
-        published={},
-        source='gpt-oss (OpenAI, 2025)',
+    'logit': make_row(
+        {'model.learned_kv.kind': 'logit'},
+        'gpt-oss (OpenAI, 2025)',
         note='A learned score without key and value. No sink result was published.',
     ),
 }

@@ -10,9 +10,9 @@ the rows `*_equal_tokens` they have the same batch size, too; in the other rows 
 number of parameters. The row `1.3m` has the batch size of the size, and at `--size=small` it is the baseline.
 """
 
-from sinklab.configs.claims import NEEDS_SIZE_SMALL, SINK_METRIC, exclude_sizes, make_claim
+from sinklab.configs.claims import NEEDS_SIZE_SMALL, make_claim
 from sinklab.configs.publications import GU_V1, THIS_PROJECT
-from sinklab.configs.table import scale, table
+from sinklab.configs.table import make_row, scale, table
 
 
 def make_shape(layers, width):
@@ -31,16 +31,13 @@ def count_millions(shape):
     return shape['model.layers'] * width * (4 * width + 3 * shape['model.ffn_width']) / 1e6
 
 
-def make_row(shape, note):
-    return dict(diff=shape, published={}, source=f'{THIS_PROJECT}; {GU_V1}, Figure 1, is of Pythia', note=note)
-
-
 def make_proportional_row(shape):
     share = count_millions(shape) / count_millions(SHAPES[REFERENCE])
     batch = scale('optimizer.batch_size', share) if share != 1 else {}
-    return make_row(shape | batch, 'Tokens in proportion to the parameters.')
+    return make_row(shape | batch, SOURCE, note='Tokens in proportion to the parameters.')
 
 
+SOURCE = f'{THIS_PROJECT}; {GU_V1}, Figure 1, is of Pythia'
 SHAPES = {
     '0.05m': make_shape(4, 32),
     '0.2m': make_shape(4, 64),
@@ -51,7 +48,7 @@ SHAPES = {
 REFERENCE = '1.3m'
 
 ROWS = {name: make_proportional_row(shape) for name, shape in SHAPES.items()} | {
-    f'{name}_equal_tokens': make_row(shape, 'The tokens of the size.')
+    f'{name}_equal_tokens': make_row(shape, SOURCE, note='The tokens of the size.')
     for name, shape in SHAPES.items()
     if name != REFERENCE
 }
@@ -59,18 +56,13 @@ ROWS = {name: make_proportional_row(shape) for name, shape in SHAPES.items()} | 
 
 def make_size_claim(row):
     name, _, suffix = row.partition('_')
-    relation, word = (
-        ('<', 'less') if count_millions(SHAPES[name]) < count_millions(SHAPES[REFERENCE]) else ('>', 'more')
-    )
-    tokens = 'as many tokens' if suffix else 'tokens in proportion'
-    model = name.upper()
-    reference_model = REFERENCE.upper()
+    is_smaller = count_millions(SHAPES[name]) < count_millions(SHAPES[REFERENCE])
     statement = (
-        f'A model of {model} parameters, trained on {tokens}, has {word} of a sink than one of {reference_model}.'
+        f'A model of {name.upper()} parameters, trained on {"as many tokens" if suffix else "tokens in proportion"}, '
+        f'has {"less" if is_smaller else "more"} of a sink than one of {REFERENCE.upper()}.'
     )
-    reference = (f'model_size:{REFERENCE}', SINK_METRIC)
-    claim = make_claim(statement, f'on {GU_V1}, Figure 1', f'model_size:{row}', relation, reference)
-    return exclude_sizes(claim, NEEDS_SIZE_SMALL)
+    comparison = f'model_size:{row}', '<' if is_smaller else '>', f'model_size:{REFERENCE}'
+    return make_claim(statement, f'on {GU_V1}, Figure 1', comparison, untestable_at=NEEDS_SIZE_SMALL)
 
 
 # The claim `size` of claims.py is that of 0.2m_equal_tokens.

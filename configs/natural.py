@@ -13,7 +13,7 @@ promotes or takes the sink.
 from sinklab.configs import learned_kv, packing, sizes
 from sinklab.configs.attention import ROWS as ATTENTION_ROWS
 from sinklab.configs.publications import THIS_PROJECT
-from sinklab.configs.table import table
+from sinklab.configs.table import make_row, table
 
 BASE = {
     'model.vocabulary': 32_768,
@@ -29,28 +29,27 @@ BASE = {
 def make_size(layers, heads):
     """Return the fields of a model with the paper's width of heads and of the FFN."""
     width = 96 * heads
-    return {
-        'model.layers': layers,
-        'model.width': width,
-        'model.heads': heads,
-        'model.ffn_width': 2 * width,
-    }
+    return {'model.layers': layers, 'model.width': width, 'model.heads': heads, 'model.ffn_width': 2 * width}
 
 
 SIZES = sizes.SIZES | {'25m': make_size(8, 6), '10m': make_size(7, 4)}
 
 
-def make_row(diff, note):
-    return dict(diff=diff, published={}, source=THIS_PROJECT, note=note)
+def make_unpublished_row(diff, note):
+    return make_row(diff, THIS_PROJECT, note=note)
 
 
 ROWS = {
-    'softmax': make_row({}, 'In the paper Sink_1 of the 60M model emerges between 1k and 2k steps.'),
-    'sigmoid': make_row(ATTENTION_ROWS['sigmoid']['diff'], 'No sink in the paper.'),
-    'sigmoid_apple': make_row(ATTENTION_ROWS['sigmoid_apple']['diff'], 'A bias of -log T.'),
-    'bos': make_row(packing.BOS | packing.PROBE_BOS, 'BOS before each document, and before the texts of probes.'),
-    'fixed_1': make_row({'data.fixed_position': 1}, 'A fixed first token.'),
-    'kv': make_row(learned_kv.ROWS['kv']['diff'], 'Learned key and value biases take the sink in the paper.'),
+    'softmax': make_unpublished_row({}, 'In the paper Sink_1 of the 60M model emerges between 1k and 2k steps.'),
+    'sigmoid': make_unpublished_row(ATTENTION_ROWS['sigmoid']['diff'], 'No sink in the paper.'),
+    'sigmoid_apple': make_unpublished_row(ATTENTION_ROWS['sigmoid_apple']['diff'], 'A bias of -log T.'),
+    'bos': make_unpublished_row(
+        packing.BOS | packing.PROBE_BOS, 'BOS before each document, and before the texts of probes.'
+    ),
+    'fixed_1': make_unpublished_row({'data.fixed_position': 1}, 'A fixed first token.'),
+    'kv': make_unpublished_row(
+        learned_kv.ROWS['kv']['diff'], 'Learned key and value biases take the sink in the paper.'
+    ),
 }
 
 get_config = table(ROWS, BASE, SIZES)

@@ -14,46 +14,43 @@ queries, so alpha_1 <= 0.5. The probe therefore also reports `sink/1/window`, ov
 """
 
 from sinklab.configs.publications import GU_V1
-from sinklab.configs.table import scale_with_size, table
+from sinklab.configs.table import make_row, scale_with_size, table
 
 
-def make_prefix_row(tokens):
-    note = 'A figure only (p = 5): the sink is on one of the prefix tokens, which varies; see sink/prefix.'
-    return dict(diff={'model.mask.prefix': tokens}, published={}, source=f'{GU_V1}, Figure 3B', note=note)
+def make_window_row(keys, note):
+    return make_row(scale_with_size({'model.mask.window': keys}), f'{GU_V1}, Figure 2D', note=note)
 
 
-EDGE_NOTE = (
+def make_hybrid_row(diff, note=''):
+    sizes = scale_with_size({'model.mask.window': 128, 'model.global_layers.every': 6})
+    return make_row(diff | sizes, 'MiMo-V2-Flash, 2601.02780, and gpt-oss', note=f'{HYBRID_NOTE}{note}')
+
+
+WINDOW_NOTE = (
+    'A figure only: small windows prevent the sink; windows of about 256 or more have it. '
     'alpha/edge needs texts longer than the window: sinklab measure RUN --length=N, up to the training length.'
 )
-
-
-def make_window_row(
-    keys, note=f'A figure only: small windows prevent the sink; windows of about 256 or more have it. {EDGE_NOTE}'
-):
-    diff = scale_with_size({'model.mask.window': keys})
-    return dict(diff=diff, published={}, source=f'{GU_V1}, Figure 2D', note=note)
-
-
-def make_hybrid_row(diff, note):
-    sizes = scale_with_size({'model.mask.window': 128, 'model.global_layers.every': 6})
-    return dict(diff=diff | sizes, published={}, source='MiMo-V2-Flash, 2601.02780, and gpt-oss', note=note)
-
-
 HYBRID_NOTE = 'Five layers with a window of 128 for each global one. No sink number was published.'
 
 ROWS = {
-    'full': dict(diff={}, published={'sink/1': 18.18, 'valid/loss': 3.73}, source=f'{GU_V1}, Table 1'),
-    **{f'prefix_{tokens}': make_prefix_row(tokens) for tokens in (2, 3, 4, 5, 10)},
+    'full': make_row({}, f'{GU_V1}, Table 1', 18.18, 3.73),
+    **{
+        f'prefix_{tokens}': make_row(
+            {'model.mask.prefix': tokens},
+            f'{GU_V1}, Figure 3B',
+            note='A figure only (p = 5): the sink is on one of the prefix tokens, which varies; see sink/prefix.',
+        )
+        for tokens in (2, 3, 4, 5, 10)
+    },
     'window_32': make_window_row(32, 'A figure only: no sink. At T = 64 half of the queries do not see x_1.'),
-    **{f'window_{keys}': make_window_row(keys) for keys in (64, 128, 256, 512, 1024)},
-    'hybrid': make_hybrid_row({}, HYBRID_NOTE),
-    'hybrid_logit': make_hybrid_row({'model.learned_kv.kind': 'logit'}, f'{HYBRID_NOTE} With a learned sink logit.'),
-    'hybrid_gate': make_hybrid_row({'model.gate': 'elementwise'}, f'{HYBRID_NOTE} With a gate.'),
-    'hybrid_xsa': make_hybrid_row({'model.exclusive': 'fixed'}, f'{HYBRID_NOTE} With exclusive self-attention.'),
-    'block_256': dict(
-        diff=scale_with_size({'model.mask.block': 256}),
-        published={},
-        source='none: windows that do not overlap, unlike those of Gu et al.',
+    **{f'window_{keys}': make_window_row(keys, WINDOW_NOTE) for keys in (64, 128, 256, 512, 1024)},
+    'hybrid': make_hybrid_row({}),
+    'hybrid_logit': make_hybrid_row({'model.learned_kv.kind': 'logit'}, ' With a learned sink logit.'),
+    'hybrid_gate': make_hybrid_row({'model.gate': 'elementwise'}, ' With a gate.'),
+    'hybrid_xsa': make_hybrid_row({'model.exclusive': 'fixed'}, ' With exclusive self-attention.'),
+    'block_256': make_row(
+        scale_with_size({'model.mask.block': 256}),
+        'none: windows that do not overlap, unlike those of Gu et al.',
         note='No result was published. Each block has a first token of its own.',
     ),
 }

@@ -87,10 +87,8 @@ EXPERIMENTS = {
         source=f'{GU_V1}, Figure 1',
         variants={'natural': NATURAL},
         metrics=(SINK_METRIC, 'alpha/1', 'alpha/floor'),
-        published={},
         note='A figure only: Sink_1 grows with size within a family; Pythia has a sink at 14M; OPT has more than '
         'Pythia of equal size.',
-        statements=(),
     ),
     'inputs': dict(
         title='Natural, random and repeated tokens',
@@ -119,7 +117,6 @@ EXPERIMENTS = {
             for base, chat in CHAT_MODELS.items()
         },
         note='Fine-tuning changes the sink little. No two models here are a pair.',
-        statements=(),
     ),
     'lengths': dict(
         title='Length and threshold',
@@ -129,7 +126,6 @@ EXPERIMENTS = {
         },
         metrics=tuple(f'sink/1/T{length}@{threshold:g}' for threshold in THRESHOLDS for length in LENGTHS)
         + tuple(f'alpha/1/T{length}' for length in LENGTHS),
-        published={},
         note='A figure only: Sink_1 falls with the length, and faster at larger thresholds.',
         statements=tuple(
             make_statement(
@@ -146,7 +142,6 @@ EXPERIMENTS = {
         source=f'{GU_V1}, Figure 7',
         variants={domain: NATURAL | ({'domain': domain} | FEWER if domain != 'prose' else {}) for domain in DOMAINS},
         metrics=(SINK_METRIC, 'sink/1@0.2', 'alpha/1'),
-        published={},
         note='A figure only: 17 domains of the Pile hardly differ at thresholds of 0.2 and 0.3.',
         statements=tuple(
             make_statement(
@@ -162,7 +157,6 @@ EXPERIMENTS = {
         metrics=('norm/ratio/*', *NORM_METRICS, *ANGLE_METRICS),
         # By layer: of the first token, and the mean of the others; for angles, of key 1 and of the other keys.
         arrays=('norm_LT', 'key_LT', 'value_LT', 'cos_LH2', 'norms_LH2', 'score_LH2'),
-        published={},
         note='Figures only. The first token has a large hidden state, and small keys and values. Its score is high '
         'because of the angle between queries and its key, and not because of their norms.',
         statements=(
@@ -186,7 +180,6 @@ EXPERIMENTS = {
         source=f'Sun et al., 2024; {GU_V1}, section 3.1',
         variants=THREE_INPUTS,
         metrics=('spike/top/*', 'spike/over_median/*', 'spike/massive/*', 'spike/kurtosis/*'),
-        published={},
         note='An activation is massive if it is above 100 and above 1000 times the median. The number of these is '
         'the mean over texts.',
         statements=(
@@ -202,9 +195,7 @@ EXPERIMENTS = {
             'prose': dict(text='It is a truth universally acknowledged, that a single man must be in want of a wife.')
         },
         metrics=(),
-        published={},
         note='Two heads of each model: the ones with the largest and with the median alpha_1 on this text.',
-        statements=(),
     ),
     'propositions': dict(
         title='Propositions 1 to 4 on one repeated token',
@@ -218,7 +209,6 @@ EXPERIMENTS = {
             'alpha/1',
             'alpha/floor',
         ),
-        published={},
         note='Proofs. With rotary positions hidden states are equal (spread 0), and attention is below the bound of '
         'Proposition 4. The model must have softmax over the whole text and no BOS.',
         statements=(
@@ -276,7 +266,6 @@ EXPERIMENTS = {
             | {f'swap:{k}': value for k, value in zip(POSITIONS, (1.44, 3.73, 6.78, 8.95, 9.42), strict=True)}
         },
         note='Swapped, Sink_t is 57.63, 54.48, 52.81, 51.70 and 51.13: the sink belongs to the position.',
-        statements=(),
     ),
     'streaming': dict(
         title='Streaming with a cache of x first and y recent tokens',

@@ -18,43 +18,38 @@ division; the bias alone would then have alpha_1 = 0.103 (the code) or 0.094 (as
 """
 
 from sinklab.configs.publications import GU_V1
-from sinklab.configs.table import table
+from sinklab.configs.table import make_row, table
 
-
-def make_row(position, sink, loss, **fields):
-    published = {'sink/1': sink, 'valid/loss': loss}
-    return dict(diff={'model.position': position}, published=published, source=f'{GU_V1}, Table 2', **fields)
-
-
-def make_unpublished_row(position, source, note):
-    return dict(diff={'model.position': position}, published={}, source=source, note=note)
-
+TABLE_2 = f'{GU_V1}, Table 2'
 
 ROWS = {
-    'rotary': dict(diff={}, published={'sink/1': 18.18, 'valid/loss': 3.73}, source=f'{GU_V1}, Table 2'),
-    'none': make_row('none', 20.35, 3.81),
-    'absolute': make_row('absolute', 32.73, 3.74),
-    'learned': make_row('learned', 33.13, 3.79),
+    'rotary': make_row({}, TABLE_2, 18.18, 3.73),
+    'none': make_row({'model.position': 'none'}, TABLE_2, 20.35, 3.81),
+    'absolute': make_row({'model.position': 'absolute'}, TABLE_2, 32.73, 3.74),
+    'learned': make_row({'model.position': 'learned'}, TABLE_2, 33.13, 3.79),
     'relative_paper_code': make_row(
-        'relative_paper_code',
+        {'model.position': 'relative_paper_code'},
+        TABLE_2,
         35.53,
         5.45,
         note='The bias alone has alpha_1 = 0.334 at T = 64, so this is not a sink of the model.',
     ),
-    'relative_paper_printed': make_unpublished_row(
-        'relative_paper_printed',
+    'relative_paper_printed': make_row(
+        {'model.position': 'relative_paper_printed'},
         f'{GU_V1}, equation 7',
-        'As printed. The published number is that of the code.',
+        note='As printed. The published number is that of the code.',
     ),
-    'relative_paper_negative': make_unpublished_row(
-        'relative_paper_negative',
+    'relative_paper_negative': make_row(
+        {'model.position': 'relative_paper_negative'},
         'the preliminaries of Gu et al.',
-        'The code with the opposite sign, -g(i - j). The bias alone has alpha_1 = 0.022 at T = 64.',
+        note='The code with the opposite sign, -g(i - j). The bias alone has alpha_1 = 0.022 at T = 64.',
     ),
-    'relative_t5': make_unpublished_row(
-        'relative_t5', 'Raffel et al., 1910.10683', 'Cited by Gu et al.; no result was published.'
+    'relative_t5': make_row(
+        {'model.position': 'relative_t5'},
+        'Raffel et al., 1910.10683',
+        note='Cited by Gu et al.; no result was published.',
     ),
-    'alibi': make_row('alibi', 20.78, 3.71),
+    'alibi': make_row({'model.position': 'alibi'}, TABLE_2, 20.78, 3.71),
 }
 
 get_config = table(ROWS)

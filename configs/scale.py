@@ -13,7 +13,7 @@ CHIP_HOURS has the least cost of each size by the estimate of the compiler.
 
 from sinklab.configs.attention import SIGMOID
 from sinklab.configs.publications import GU_V1, THIS_PROJECT
-from sinklab.configs.table import scale_with_size, table
+from sinklab.configs.table import make_row, scale_with_size, table
 
 # {size: chip-hours that a run of softmax takes at least on TPU v5e}, estimated by the compiler
 # (benchmarks/step_cost.py, --remat=auto; not measured). The estimates for sigmoid are within a few percent.
@@ -35,25 +35,17 @@ def make_size_diff(layers, width, ffn_width):
 SIZE_150M = make_size_diff(12, 1024, 2816)
 SIZE_350M = make_size_diff(17, 1280, 3520) | scale_with_size({'model.heads': 10, 'optimizer.steps': 30_000})
 SIZE_1B = make_size_diff(22, 2048, 5632) | scale_with_size({'model.heads': 16, 'optimizer.steps': 40_000})
-
-
-def make_row(diff, sink, loss, source):
-    return dict(diff=diff, published={'sink/1': sink, 'valid/loss': loss}, source=source)
-
-
-def make_unpublished_row(diff):
-    return dict(diff=diff, published={}, source=THIS_PROJECT, note='A size between two sizes of the paper.')
-
+UNPUBLISHED = dict(source=THIS_PROJECT, note='A size between two sizes of the paper.')
 
 ROWS = {
-    'softmax_60m': make_row({}, 18.18, 3.73, f'{GU_V1}, Table 4'),
-    'sigmoid_60m': make_row(SIGMOID, 0.44, 3.70, f'{GU_V1}, Table 4 (proxy scores)'),
-    'softmax_150m': make_unpublished_row(SIZE_150M),
-    'sigmoid_150m': make_unpublished_row(SIZE_150M | SIGMOID),
-    'softmax_350m': make_unpublished_row(SIZE_350M),
-    'sigmoid_350m': make_unpublished_row(SIZE_350M | SIGMOID),
-    'softmax_1b': make_row(SIZE_1B, 45.11, 3.07, f'{GU_V1}, section 7.3'),
-    'sigmoid_1b': make_row(SIZE_1B | SIGMOID, 2.46, 3.10, f'{GU_V1}, section 7.3 (proxy scores)'),
+    'softmax_60m': make_row({}, f'{GU_V1}, Table 4', 18.18, 3.73),
+    'sigmoid_60m': make_row(SIGMOID, f'{GU_V1}, Table 4 (proxy scores)', 0.44, 3.70),
+    'softmax_150m': make_row(SIZE_150M, **UNPUBLISHED),
+    'sigmoid_150m': make_row(SIZE_150M | SIGMOID, **UNPUBLISHED),
+    'softmax_350m': make_row(SIZE_350M, **UNPUBLISHED),
+    'sigmoid_350m': make_row(SIZE_350M | SIGMOID, **UNPUBLISHED),
+    'softmax_1b': make_row(SIZE_1B, f'{GU_V1}, section 7.3', 45.11, 3.07),
+    'sigmoid_1b': make_row(SIZE_1B | SIGMOID, f'{GU_V1}, section 7.3 (proxy scores)', 2.46, 3.10),
 }
 
 get_config = table(ROWS)

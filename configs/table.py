@@ -57,6 +57,22 @@ class SizeScaledValue:
         return max(scaled, MIN_VALUES[path]) if path in MIN_VALUES else scaled
 
 
+def make_row(diff, source, sink=None, loss=None, note=None, **published):
+    """Make a row.
+
+    Args:
+        diff: the values that the row changes, by the names of their fields.
+        source: where its numbers are published.
+        sink: the published Sink_1, in percent.
+        loss: the published validation loss.
+        note: what a reader should know; a row without published numbers needs one.
+        **published: other published numbers, by name.
+    """
+    published |= {name: x for name, x in (('sink/1', sink), ('valid/loss', loss)) if x is not None}
+    row = dict(diff=diff, published=published, source=source)
+    return row if note is None else row | dict(note=note)
+
+
 def scale(path: str, factor: float, of: str | None = None) -> dict[str, FactorOfSize]:
     """Make the part of a diff that multiplies the value of a size.
 
@@ -115,12 +131,12 @@ def table(rows, base=None, sizes=SIZES, default_size='paper'):
 
     def get_config(row=None, size=default_size):
         check_name(row, rows, 'row')
-        config = baseline(size)
-        sized_config = baseline(size)
-        unsized_config = make_config(base or {})
-        for path, value in rows[row]['diff'].items():
+        config, unsized_config = baseline(size), make_config(base or {})
+        values = dict(rows[row]['diff'])
+        for path, value in values.items():
             if isinstance(value, FactorOfSize | SizeScaledValue):
-                value = value.resolve(path, unsized_config, sized_config)
+                values[path] = value.resolve(path, unsized_config, config)
+        for path, value in values.items():
             set_field(config, path, value)
         return config
 

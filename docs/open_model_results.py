@@ -54,7 +54,7 @@ def format_statement_counts(results: Results) -> str:
             judge_statement(statement, results['experiments'][name][model])
             for name, experiment in EXPERIMENTS.items()
             if model in results['experiments'].get(name, {})
-            for statement in experiment['statements']
+            for statement in experiment.get('statements', ())
         ]
         verdicts = [verdict for verdict in verdicts if verdict != NOT_MEASURED]
         holding = sum(verdict.startswith('holds') for verdict in verdicts)
@@ -96,9 +96,9 @@ def format_experiment(name: str, results: Results) -> str:
     experiment = EXPERIMENTS[name]
     entries = results['experiments'][name]
     markdown = f'## {experiment["title"]}\n\nSource: {experiment["source"].rstrip(".")}. {experiment["note"]}\n\n'
-    markdown += format_headline_table(experiment, entries) if experiment['published'] else ''
+    markdown += format_headline_table(experiment, entries) if 'published' in experiment else ''
     markdown += TABLE_FORMATS.get(name, format_numbers)(experiment, entries)
-    if experiment['statements']:
+    if 'statements' in experiment:
         lines = []
         for statement in experiment['statements']:
             verdicts = [judge_statement(statement, entry) for entry in entries.values()]
@@ -130,7 +130,8 @@ def format_headline_table(experiment: dict, entries: dict) -> str:
 
 def format_numbers(experiment: dict, entries: dict) -> str:
     """Return a table with a line for each model and variant, or for each metric if there are many metrics."""
-    shown_metrics = experiment['metrics'][1 if experiment['published'] else 0 :]  # the first is in the headline table
+    # The first metric is in the headline table, if there is one.
+    shown_metrics = experiment['metrics'][1 if 'published' in experiment else 0 :]
     metrics = [metric for metric in shown_metrics if is_measured(metric, entries)]
     if not metrics:
         return ''

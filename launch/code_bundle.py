@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from launch.job import Job, find_option
-from launch.shell import make_command, write_file
+from launch.job import Job, parse_option
+from launch.shell import fill_template, make_command, write_file
 from sinklab import __version__
 from sinklab.errors import UserError
 
@@ -13,19 +13,6 @@ PYTHON_VERSION = '3.11'
 # file with another digest. The wheel of this tree has no digest because it comes from the same folder as the digests.
 # Its name has the version, because the folder may still have the wheel of an earlier version.
 WHEEL_PATTERN = f'sinklab-{__version__}-*.whl'
-INSTALL_SCRIPT = f"""#!/bin/bash
-# Creates the environment of this code once. Environments of other code are not changed.
-set -eu
-cd "$(dirname "$0")"
-env=env-$(cat pins.txt {WHEEL_PATTERN} | sha256sum | cut -c1-12)
-if ! [[ -e "$env/made" ]]; then
-  uv venv --quiet --clear --python {PYTHON_VERSION} "$env"
-  uv pip install --quiet --python "$env/bin/python" --no-deps --require-hashes --requirements pins.txt
-  uv pip install --quiet --python "$env/bin/python" --no-deps {WHEEL_PATTERN}
-  touch "$env/made"
-fi
-ln -sfn "$env" env
-"""
 
 
 def get_local_folder(name: str) -> str:
@@ -45,13 +32,14 @@ def make_code_bundle(job: Job, folder: str, pins: str) -> list[str]:
         UserError: The path of the config file is absolute or leaves the current folder.
     """
     statements = [
-        write_file(f'{folder}/install.sh', INSTALL_SCRIPT),
+        write_file(f'{folder}/install.sh', fill_template('install.sh', python=PYTHON_VERSION, wheel=WHEEL_PATTERN)),
         # uv builds the wheel from a source archive. A wheel built from the tree itself would include files that an
         # earlier build left in build/. With the .gitignore of uv, `gcloud builds submit` would upload none of them.
         make_command('uv', 'build', '--quiet', '--no-create-gitignore', '--out-dir', folder, str(ROOT)),
         make_command('cp', str(ROOT / 'launch' / 'pins' / f'{pins}.txt'), f'{folder}/pins.txt'),
     ]
-    file = (find_option(job.arguments, 'config') or '').partition(':')[0]
+    config, _ = parse_option(job.arguments, 'config')
+    file = (config or '').partition(':')[0]
     if Path(file).is_absolute() or '..' in Path(file).parts:
         raise UserError(
             f'--config={file} must be inside this folder, since hosts use the same relative path; copy it here'
@@ -67,8 +55,8 @@ def make_row_checks(jobs: list[Job]) -> list[str]:
     """Return the commands that check each row of the jobs, before anything is uploaded or submitted."""
     commands = []
     for job in jobs:
-        config = find_option(job.arguments, 'config')
-        size = find_option(job.arguments, 'size')
+        config, _ = parse_option(job.arguments, 'config')
+        size, _ = parse_option(job.arguments, 'size')
         if config and ':' in config:
             commands.append(
                 make_command('sinklab', 'rows', f'--config={config}', *([f'--size={size}'] if size else []))

@@ -1,7 +1,7 @@
 """Scheduler-independent jobs: one run of `sinklab` on some hosts, and the jobs of a sweep."""
 
+import argparse
 import dataclasses
-import itertools
 import re
 import shlex
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ class Job:
         return ['sinklab', *self.arguments, *run_flags]
 
     def make_script(self, folder: str) -> str:
-        """Return a Bash script that executes this run in a folder in which INSTALL_SCRIPT ran."""
+        """Return a Bash script that executes this run in a folder in which install.sh ran."""
         exports = [f'export {shlex.quote(f"{name}={value}")}' for name, value in self.environment.items()]
         program, *rest = self.argv
         exec_line = f'exec {shlex.join([f"./env/bin/{program}", *rest])}'
@@ -49,15 +49,12 @@ def check_job_name(name: str) -> str:
     return name
 
 
-def find_option(arguments: tuple[str, ...], name: str) -> str | None:
-    """Return the value of the last --name=VALUE or --name VALUE; None if the option is missing."""
-    value = None
-    for argument, next_argument in itertools.pairwise((*arguments, None)):
-        if argument == f'--{name}':
-            value = next_argument
-        elif argument.startswith(f'--{name}='):
-            value = argument.partition('=')[2]
-    return value
+def parse_option(arguments: tuple[str, ...], name: str) -> tuple[str | None, list[str]]:
+    """Return the value of the option --NAME, None without it, and the other arguments."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument(f'--{name}', nargs='?', dest='value')
+    options, others = parser.parse_known_args(arguments)
+    return options.value, others
 
 
 def expand_sweep(job: Job, rows: list[str], seeds: list[int]) -> list[Job]:
@@ -75,7 +72,7 @@ def expand_sweep(job: Job, rows: list[str], seeds: list[int]) -> list[Job]:
         if seeds:
             raise UserError('--seeds need --rows; give --rows=ROW,... too, and --config=FILE without a row')
         return [job]
-    config = find_option(job.arguments, 'config')
+    config, _ = parse_option(job.arguments, 'config')
     if job.arguments and (not config or ':' in config):
         given = f', not {config}' if config else ''
         raise UserError(f'--rows need a config file without a row{given}; give -- train --config=FILE')
@@ -85,23 +82,15 @@ def expand_sweep(job: Job, rows: list[str], seeds: list[int]) -> list[Job]:
 def make_row_job(job: Job, row: str, seed: int) -> Job:
     arguments = job.arguments
     if arguments:
-        verb, *rest = remove_option(arguments, 'config')
-        config = f'--config={find_option(arguments, "config")}:{row}'
-        arguments = (verb, config, *rest, f'--config.seed={seed}', f'--config.data.seed={seed}')
+        config, (verb, *rest) = parse_option(arguments, 'config')
+        seed_flags = f'--config.seed={seed}', f'--config.data.seed={seed}'
+        arguments = (verb, f'--config={config}:{row}', *rest, *seed_flags)
     return dataclasses.replace(
         job,
         name=check_job_name(f'{job.name}-{re.sub("[^a-z0-9]+", "-", row.lower())}-{seed}'),
         arguments=arguments,
         workdir=job.workdir and f'{job.workdir.rstrip("/")}/{row}-{seed}',
     )
-
-
-def remove_option(arguments: tuple[str, ...], name: str) -> list[str]:
-    remaining = [argument for argument in arguments if not argument.startswith(f'--{name}=')]
-    while f'--{name}' in remaining:
-        index = remaining.index(f'--{name}')
-        del remaining[index : index + 2]
-    return remaining
 
 
 def make_sibling_path(workdir: str, *parts: str) -> str:

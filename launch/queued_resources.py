@@ -16,84 +16,11 @@ from launch.command_line import (
     require_options,
 )
 from launch.job import Job
-from launch.shell import make_command, make_script, write_file
+from launch.shell import fill_template, make_command, make_script, write_file
 from sinklab.exit_status import FINAL_EXIT_CODES
 
 SPOT_GRACE_SECONDS = 30  # from the preemption notice to the end of a spot VM
 INSTALL_FOLDER = '/opt/sinklab'
-BOOT_SCRIPT = """#!/bin/bash
-# Installs the code and starts the run at every boot. run.sh contains the values of --env, so only root can read it.
-set -eu
-umask 077
-export HOME=/root
-mkdir -p {folder}
-gcloud storage rsync --recursive {code} {folder}
-command -v uv > /dev/null || python3 -m pip install --quiet uv
-bash {folder}/install.sh
-cp {folder}/sinklab.service /run/systemd/system/
-systemctl daemon-reload
-systemctl start --no-block sinklab
-"""
-SERVICE_UNIT = """[Unit]
-Description=A run of sinklab
-StartLimitIntervalSec=infinity
-StartLimitBurst={starts}
-
-[Service]
-ExecStart=/bin/bash {folder}/run.sh
-Restart=always
-RestartPreventExitStatus={final}
-RestartSec=15
-TimeoutStopSec={grace}
-KillMode=mixed
-"""
-# Polls until the run ends, and creates the resource again after a preemption. The TPUs cost money until the resource
-# is deleted, so the script repeats a deletion that fails. gcloud also fails for reasons that say nothing about the
-# resource, such as an expired login; the script then polls again.
-KEEP_SCRIPT = """#!/bin/bash
-set -u
-poll_seconds=${{POLL_SECONDS:-60}}
-restarts_left={restarts}
-
-is_missing() {{
-  [[ $({describe} 2>&1) == *NOT_FOUND* ]]
-}}
-
-delete_resource() {{
-  until {delete} || is_missing; do
-    echo 'the queued resource is not deleted, and its TPUs cost money; trying again'
-    sleep "$poll_seconds"
-  done
-}}
-
-while true; do
-  if ! state=$({describe}) && is_missing; then
-    echo 'the queued resource does not exist; create it with the verb resume'
-    exit 1
-  fi
-  case $state in
-    ACTIVE)
-      unit_status=$({query_unit})
-      if [[ $unit_status =~ StartTimestampMonotonic=[1-9] && $unit_status =~ ActiveState=(inactive|failed) ]]; then
-        printf 'the run has ended\\n%s\\n' "$unit_status"
-        delete_resource
-        [[ $unit_status == *ExecMainStatus=0* ]]
-        exit
-      fi
-      ;;
-    SUSPENDED | FAILED)
-      if ((restarts_left == 0)); then
-        echo 'preempted more often than --restarts allows'
-        exit 1
-      fi
-      restarts_left=$((restarts_left - 1))
-      delete_resource
-      {create}
-      ;;
-  esac
-  sleep "$poll_seconds"
-done
-"""
 SERVICE_PROPERTIES = 'ActiveState,Result,ExecMainStatus,ExecMainStartTimestampMonotonic,NRestarts'
 DESCRIBE_COMMAND = "gcloud compute tpus queued-resources describe {name} '--format=value(state.state)'"
 DELETE_COMMAND = 'gcloud compute tpus queued-resources delete {name} --force --quiet'
@@ -144,15 +71,17 @@ def submit_job(job: Job, args: argparse.Namespace) -> list[str]:
     folder = get_local_folder(job.name)
     bucket_folder = f'{get_code_folder(args)}/{job.name}'
     create_command = make_create_command(job, args)
-    boot_script = BOOT_SCRIPT.format(folder=INSTALL_FOLDER, code=shlex.quote(bucket_folder))
-    service_unit = SERVICE_UNIT.format(
+    boot_script = fill_template('boot.sh', folder=INSTALL_FOLDER, code=shlex.quote(bucket_folder))
+    service_unit = fill_template(
+        'sinklab.service',
         folder=INSTALL_FOLDER,
         starts=job.max_restarts + 1,
         final=' '.join(map(str, FINAL_EXIT_CODES)),
         grace=job.grace_seconds,
     )
     query_command = f'systemctl show --property={SERVICE_PROPERTIES} sinklab'
-    keep_script = KEEP_SCRIPT.format(
+    keep_script = fill_template(
+        'keep.sh',
         restarts=job.max_restarts,
         describe=DESCRIBE_COMMAND.format(name=job.name),
         query_unit=make_ssh_command(list_node_names(job, args)[0], '0', query_command),

@@ -1,8 +1,10 @@
-"""Statements of shell scripts: commands, and files that are written."""
+"""Statements of shell scripts: commands, and files that are written, some of them from templates."""
 
+import re
 import shlex
 import subprocess
 import tempfile
+from pathlib import Path
 
 END_OF_FILE = 'END_OF_FILE'  # a line of its own
 
@@ -18,6 +20,12 @@ def write_file(path: str, text: str) -> str:
     """
     folder = shlex.quote(path.rpartition('/')[0])
     return f"mkdir -p {folder}\n(umask 077 && cat > {shlex.quote(path)}) <<'{END_OF_FILE}'\n{text}{END_OF_FILE}"
+
+
+def fill_template(file_name: str, **values: object) -> str:
+    """Return a file of launch/templates, with @NAME@ replaced by the value of this name."""
+    text = (Path(__file__).parent / 'templates' / file_name).read_text()
+    return re.sub(r'@(\w+)@', lambda match: str(values[match[1]]), text)
 
 
 def make_script(statements: list[str]) -> str:

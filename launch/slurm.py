@@ -5,33 +5,18 @@ import shlex
 import sys
 
 from launch.code_bundle import make_code_bundle, make_row_checks
-from launch.command_line import DEFAULT_GRACE_SECONDS, Scheduler, get_code_folder, main, require_options
+from launch.command_line import (
+    DEFAULT_GRACE_SECONDS,
+    Scheduler,
+    get_code_folder,
+    main,
+    make_job_verb,
+    require_options,
+)
 from launch.job import Job
-from launch.shell import make_command, write_file
+from launch.shell import fill_template, make_command, write_file
 from sinklab.cli.flag_types import non_negative_int, positive_int
 from sinklab.exit_status import FINAL_EXIT_CODES
-
-# SLURM requeues a job by itself after a preemption or the loss of a host. It requeues by exit code only if the
-# administrator has set RequeueExit. The script therefore calls `scontrol requeue` itself, which needs no setting of
-# the cluster. The signal before the time limit goes to the job steps only. A TERM to the script concerns the whole
-# job; SLURM then decides whether the job runs again, so the script does not requeue it.
-JOB_SCRIPT = """#!/bin/bash
-{directives}
-ended=
-trap ended=1 TERM
-code=0
-srun --kill-on-bad-exit=0 --wait={grace} bash {code}/run-"${{SLURM_ARRAY_TASK_ID:-0}}".sh || code=$?
-case $code in
-  {final}) ;;
-  *)
-    if [[ -z "$ended" && "${{SLURM_RESTART_COUNT:-0}}" -lt {restarts} ]]; then
-      # The number of a job alone may be that of its whole array.
-      scontrol requeue "${{SLURM_ARRAY_JOB_ID:-$SLURM_JOB_ID}}${{SLURM_ARRAY_TASK_ID:+_$SLURM_ARRAY_TASK_ID}}"
-    fi
-    ;;
-esac
-exit "$code"
-"""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -65,7 +50,8 @@ def make_job_script(jobs: list[Job], args: argparse.Namespace, folder: str) -> s
         for name, value in options.items()
         if value is not None
     ]
-    return JOB_SCRIPT.format(
+    return fill_template(
+        'slurm_job.sh',
         directives='\n'.join(directives),
         grace=jobs[0].grace_seconds,
         code=shlex.quote(folder),
@@ -96,30 +82,9 @@ def resume(jobs: list[Job], args: argparse.Namespace) -> list[str]:
     return [make_command('sbatch', f'{get_code_folder(args)}/job.sh')]
 
 
-def print_status(jobs: list[Job], args: argparse.Namespace) -> list[str]:
-    """Print its place in the queue."""
-    return [make_command('squeue', '--me', '--format=%i %T %r %M %l %R', f'--name={args.name}')]
-
-
 def print_logs(jobs: list[Job], args: argparse.Namespace) -> list[str]:
     """Print the output of the job."""
     return [f'tail --follow=name --lines=50 {shlex.quote(f"{get_code_folder(args)}/{args.name}")}-*.log']
-
-
-def preempt(jobs: list[Job], args: argparse.Namespace) -> list[str]:
-    """Stop it as at its time limit: it saves and is requeued."""
-    return [f'scancel --me --signal=TERM --name={args.name}']
-
-
-def stop(jobs: list[Job], args: argparse.Namespace) -> list[str]:
-    """Stop it: it saves."""
-    # --batch signals the batch script only, which then does not requeue the job. --full would signal srun as well,
-    # and srun would kill the processes.
-    return [
-        f'scancel --me --state=PENDING --name={args.name}',
-        f'scancel --me --signal=TERM --batch --name={args.name}',
-        f'scancel --me --signal=TERM --name={args.name}',
-    ]
 
 
 SCHEDULER = Scheduler(
@@ -128,7 +93,25 @@ SCHEDULER = Scheduler(
     add_options=add_options,
     path_prefix='/',
     get_grace_seconds=lambda args: DEFAULT_GRACE_SECONDS,  # a preemption has GraceTime of the partition
-    verbs=dict(submit=submit, status=print_status, logs=print_logs, preempt=preempt, resume=resume, stop=stop),
+    verbs=dict(
+        submit=submit,
+        status=make_job_verb(
+            'Print its place in the queue.', "squeue --me '--format=%i %T %r %M %l %R' --name={name}"
+        ),
+        logs=print_logs,
+        preempt=make_job_verb(
+            'Stop it as at its time limit: it saves and is requeued.', 'scancel --me --signal=TERM --name={name}'
+        ),
+        resume=resume,
+        # --batch signals the batch script only, which then does not requeue the job. --full would also signal srun,
+        # which would kill the processes.
+        stop=make_job_verb(
+            'Stop it: it saves.',
+            'scancel --me --state=PENDING --name={name}',
+            'scancel --me --signal=TERM --batch --name={name}',
+            'scancel --me --signal=TERM --name={name}',
+        ),
+    ),
 )
 
 if __name__ == '__main__':

@@ -5,9 +5,9 @@ import jax.numpy as jnp
 import pytest
 from gpu_problems import REDUCTIONS
 
+from benchmarks.example_specs import make_operations, make_specs
 from sinklab.attn import mask
 from sinklab.attn.backends import BACKENDS
-from sinklab.attn.example_specs import make_operations, make_specs
 from sinklab.attn.pallas import gpu
 from sinklab.attn.pallas.kernel_interface import KernelSpec, ScoreSpec, SoftmaxReduction
 from sinklab.planning import topology

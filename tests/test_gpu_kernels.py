@@ -11,8 +11,8 @@ from gpu_problems import LENGTH, REDUCTIONS, make_problem, solve_with_matrices, 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.example_specs import make_operations
 from sinklab.attn import mask
-from sinklab.attn.example_specs import make_operations
 from sinklab.attn.kernel_attention import choose_reduction
 from sinklab.attn.pallas import gpu
 from sinklab.attn.pallas.gpu import make_block_ops
@@ -24,6 +24,7 @@ from sinklab.attn.pallas.kernel_interface import (
     ScoreSpec,
     SoftmaxReduction,
 )
+from sinklab.attn.spec import AttentionProblem, AttentionSpec
 
 
 @st.composite
@@ -195,6 +196,6 @@ def test_block_ops_of_sigmoid_match_float64_for_small_weights():
     ],
 )
 def test_explain_unsupported_names_reason(dtype, width, reduction, reason):
-    array = jax.ShapeDtypeStruct((1, 2, 128, width), dtype)
-    message = gpu.explain_unsupported(reduction, ScoreSpec(1.0, 0.0, compute_alibi_bias), array, array, array)
+    problem = AttentionProblem(AttentionSpec(None, mask.make_causal_mask(128)), 2, width, width, dtype)
+    message = gpu.explain_unsupported(reduction, ScoreSpec(1.0, 0.0, compute_alibi_bias), problem)
     assert message is None if reason is None else reason in message

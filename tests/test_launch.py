@@ -174,13 +174,13 @@ def test_sweep_creates_one_job_per_row_and_seed_and_checks_each_row_first(record
     runs = [tuple(shlex.split(line)[1:]) for line in script.splitlines() if line.startswith('exec ./env')]
     rows = ['softmax_1b', 'decay_0.5'] * 2
     seeds = ['0', '0', '3', '3']
-    assert [job.find_option(run, 'config') for run in runs] == [f'configs/scale.py:{row}' for row in rows]
+    assert [job.parse_option(run, 'config')[0] for run in runs] == [f'configs/scale.py:{row}' for row in rows]
     for field in ('config.seed', 'config.data.seed'):
-        assert [job.find_option(run, field) for run in runs] == seeds
-    assert [job.find_option(run, 'workdir') for run in runs] == [
+        assert [job.parse_option(run, field)[0] for run in runs] == seeds
+    assert [job.parse_option(run, 'workdir')[0] for run in runs] == [
         f'gs://b/pair/{row}-{seed}' for row, seed in zip(rows, seeds, strict=True)
     ]
-    assert {job.find_option(run, 'compiled') for run in runs} == {'gs://b/compiled'}
+    assert {job.parse_option(run, 'compiled')[0] for run in runs} == {'gs://b/compiled'}
     commands = extract_commands(script)
     names = [command.split()[5] for command in commands if command.startswith(f'{QUEUED_RESOURCES} create')]
     assert names == [f'pair-{row}-{seed}' for seed in (0, 3) for row in ('softmax-1b', 'decay-0-5')]

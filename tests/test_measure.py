@@ -139,11 +139,11 @@ def test_compute_importance_of_fully_attended_prefix_token_is_one():
     np.testing.assert_allclose(sink.compute_importance(A, 5, prefix=4), [0, 0, 0, 1, 0], rtol=1e-6)
 
 
-def test_compute_block_ratios_divides_means_over_sequences():
+def test_norm_ratio_divides_means_over_sequences():
     residual_LPTD = np.random.default_rng(0).normal(size=(2, 5, 6, 3))
     norm = np.sqrt((residual_LPTD**2).sum(-1))
     np.testing.assert_allclose(norms.compute_norms(residual_LPTD), norm, rtol=1e-5)
-    actual = norms.compute_block_ratios(norm)
+    actual = norms.METRICS[0].compute_numbers({'norm_LPT': norm}, None)
     for layer in range(2):
         expected = norm[layer, :, 0].mean() / norm[layer, :, 1:].mean()
         assert actual[f'norm/ratio/{layer + 1:02}'] == pytest.approx(expected)

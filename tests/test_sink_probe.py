@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from sinklab.config.spec import Layout
 from sinklab.metrics import registry
-from sinklab.metrics.metric import extract_arrays, is_always_applicable, make_context
+from sinklab.metrics.metric import Metric, extract_arrays, make_context
 from sinklab.parallel import device_mesh
 from sinklab.train import sink_probe, state
 from sinklab.train.step import make_hidden_states_fn
@@ -287,7 +287,7 @@ def test_metric_infos_cover_exactly_probe_metrics():
 
 def test_figures_use_arrays_saved_by_every_probe():
     assert all(
-        metric.is_applicable is is_always_applicable and metric.figure.array_name in metric.saved_arrays
+        metric.is_applicable is Metric.is_applicable and metric.figure.array_name in metric.saved_arrays
         for metric in list_drawn_metrics()
     )
 

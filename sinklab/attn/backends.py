@@ -81,18 +81,9 @@ class PallasBackend:
             return f'a power above {MAX_KERNEL_POWER}, with which whole rows may underflow'
         if relative is not None and not relative.is_elementwise:
             return 'a learned table of relative positions'
-        query, key, value = (
-            jax.ShapeDtypeStruct((1, heads, problem.num_queries, width), problem.dtype)
-            for heads, width in (
-                (problem.heads, problem.width),
-                (problem.kv_heads or problem.heads, problem.width),
-                (problem.kv_heads or problem.heads, problem.value_width),
-            )
-        )
+        reduction = kernel_attention.choose_reduction(operation)
         score_spec = kernel_attention.make_kernel_spec(problem.spec, problem.width).score_spec
-        return self.kernels.explain_unsupported(
-            kernel_attention.choose_reduction(operation), score_spec, query, key, value
-        )
+        return self.kernels.explain_unsupported(reduction, score_spec, problem)
 
 
 BACKENDS: dict[str, AttentionBackend] = {
@@ -117,7 +108,7 @@ def measure_error(name: str, problem: AttentionProblem) -> float:
     """
     problem = problem.smaller or problem
     rng = np.random.default_rng(0)
-    num_keys = problem.spec.num_learned_kv + problem.spec.mask.max_end
+    num_keys = problem.spec.num_learned_kv + int(problem.spec.mask.bounds_2T[1].max())
     num_heads = problem.heads
     shapes = (
         (problem.num_queries, num_heads, problem.width),

@@ -1,7 +1,6 @@
 """The public function `attention`, with any similarity and normalizer, without a config."""
 
 import math
-import operator
 import reprlib
 from collections.abc import Mapping
 from typing import Any, TypeVar, get_args
@@ -261,13 +260,10 @@ def make_mask(num_queries: int, num_keys: int, is_causal: bool, local_window_siz
 
 def convert_window(window: Window) -> tuple[int, int]:
     """Return (left, right) of a window, or raise UserError."""
-    try:
-        left, right = map(operator.index, window if isinstance(window, tuple | list) else (window, window))
-    except (TypeError, ValueError):
-        left = right = -1
-    if min(left, right) < 0:
+    sides = window if isinstance(window, tuple | list) else (window, window)
+    if len(sides) != 2 or not all(isinstance(side, int | np.integer) and side >= 0 for side in sides):
         raise UserError(f'local_window_size={window!r} is not allowed; give a number of at least 0, or (left, right)')
-    return left, right
+    return int(sides[0]), int(sides[1])
 
 
 def resolve_implementation(

@@ -23,7 +23,7 @@ from sinklab.attn.pallas.kernel_interface import (
 from sinklab.attn.reference import AttentionOutput
 from sinklab.attn.spec import AttentionSpec
 
-ReduceText = Callable[[Reduction, KernelSpec], tuple[jax.Array, tuple[jax.Array, ...]]]
+ReduceText = Callable[[KernelSpec], tuple[jax.Array, tuple[jax.Array, ...]]]
 
 
 def attend(
@@ -39,14 +39,14 @@ def attend(
     text = query_BTHK, key_BSGK[:, num_learned_kv:], value_BSGK[:, num_learned_kv:]
     column_BHTC = compute_learned_scores(query_BTHK, key_BSGK[:, :num_learned_kv], spec)
 
-    def reduce_text(reduction: Reduction, kernel_spec: KernelSpec):
+    reduction = choose_reduction(operation, needs_abs_weight_sum)
+
+    def reduce_text(kernel_spec: KernelSpec):
         return run_kernels(kernels, reduction, kernel_spec, *text)
 
-    reduction = choose_reduction(operation, needs_abs_weight_sum)
     kernel_spec = make_kernel_spec(spec, query_BTHK.shape[-1])
-    numerator, total, abs_weight_sum, shift = REDUCERS[type(reduction)](
-        reduce_text, reduction, kernel_spec, operation, column_BHTC
-    )
+    reduce = reduce_softmax if isinstance(reduction, SoftmaxReduction) else reduce_linear
+    numerator, total, abs_weight_sum, shift = reduce(reduce_text, kernel_spec, operation, column_BHTC)
 
     unit = jnp.exp(-shift)
     weight_BHTC, mass_BHTC = operation.similarity.weigh(column_BHTC - shift, unit)
@@ -103,22 +103,15 @@ def make_kernel_spec(spec: AttentionSpec, head_width: int) -> KernelSpec:
     )
 
 
-def reduce_softmax(
-    reduce_text: ReduceText,
-    reduction: SoftmaxReduction,
-    kernel_spec: KernelSpec,
-    operation: Operation,
-    column_BHTC: jax.Array,
-):
+def reduce_softmax(reduce_text: ReduceText, kernel_spec: KernelSpec, operation: Operation, column_BHTC: jax.Array):
     """Return (numerator_BTHK, total_BHT1, abs_weight_sum_BHT1, shift_BHT1) of the text, from softmax."""
-    output_BTHK, (lse_BHT,) = reduce_text(reduction, kernel_spec)
+    output_BTHK, (lse_BHT,) = reduce_text(kernel_spec)
     power = operation.power or 1.0
     lse = lse_BHT[..., None]
     power_lse = lse
     if operation.power is not None:
-        _, (power_lse_BHT,) = reduce_text(
-            reduction, dataclasses.replace(kernel_spec, score_spec=kernel_spec.score_spec * power)
-        )
+        power_spec = dataclasses.replace(kernel_spec, score_spec=kernel_spec.score_spec * power)
+        _, (power_lse_BHT,) = reduce_text(power_spec)
         power_lse = power_lse_BHT[..., None]
     # With this shift the total is at most the number of learned keys + 1, for every power. It is at least 1, except
     # with a unit, whose sum with the total is at least 1.
@@ -129,22 +122,13 @@ def reduce_softmax(
     return output_BTHK.astype(jnp.float32) * jnp.swapaxes(weight_sum, 1, 2), total, weight_sum, shift
 
 
-def reduce_linear(
-    reduce_text: ReduceText,
-    reduction: LinearReduction,
-    kernel_spec: KernelSpec,
-    operation: Operation,
-    column_BHTC: jax.Array,
-):
+def reduce_linear(reduce_text: ReduceText, kernel_spec: KernelSpec, operation: Operation, column_BHTC: jax.Array):
     """Return the same as `reduce_softmax` from the linear reduction; sums that are not needed are 0."""
-    output_BTHK, statistics = reduce_text(reduction, kernel_spec)
+    output_BTHK, statistics = reduce_text(kernel_spec)
     zeros_BHT1 = jnp.zeros((*column_BHTC.shape[:-1], 1))
     statistic_columns = iter([row_BHT[..., None] for row_BHT in statistics])
     total = next(statistic_columns) if operation.normalizer.uses_total else zeros_BHT1
     return output_BTHK.astype(jnp.float32), total, next(statistic_columns, zeros_BHT1), zeros_BHT1
-
-
-REDUCERS = {SoftmaxReduction: reduce_softmax, LinearReduction: reduce_linear}
 
 
 def compute_learned_scores(query_BTHK: jax.Array, key_BCGK: jax.Array, spec: AttentionSpec) -> jax.Array:
@@ -152,7 +136,7 @@ def compute_learned_scores(query_BTHK: jax.Array, key_BCGK: jax.Array, spec: Att
     if not spec.num_learned_kv:
         return jnp.zeros((batch, num_heads, num_queries, 0))
     score_BHTC = reference.compute_scores(query_BTHK, reference.repeat_kv(key_BCGK, num_heads), spec.operation.scale)
-    return score_BHTC + spec.evaluate_learned_bias()
+    return score_BHTC + spec.bias.evaluate_learned(spec.num_learned_kv) + spec.operation.offset
 
 
 def count_visible_keys(mask: Mask, num_keys: int) -> jax.Array:

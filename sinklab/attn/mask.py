@@ -38,11 +38,6 @@ class Mask:
     def num_queries(self) -> int:
         return int(self.bounds_2T.shape[1])
 
-    @property
-    def max_end(self) -> int:
-        """The largest end of an interval: no query sees the key of this index, nor any key after it."""
-        return int(self.bounds_2T[1].max())
-
     def materialize(self, num_keys: int) -> jax.Array:
         """Return the mask as bool_BTS, over `num_keys` keys."""
         key_S = jnp.arange(num_keys)
@@ -61,14 +56,14 @@ def make_static_mask(start_T: np.ndarray, end_T: np.ndarray) -> Mask:
     return Mask(start_T[None], end_T[None], np.stack([start_T, end_T]))
 
 
-def make_query_indices(length: int) -> np.ndarray:
-    return np.arange(length, dtype=np.int32)
+def make_interval_mask(length: int, start: np.ndarray | int, end: np.ndarray | int) -> Mask:
+    """Make a static mask of intervals that are clipped to `length` keys."""
+    start_T, end_T = (np.full(length, np.clip(edge, 0, length), np.int32) for edge in (start, end))
+    return make_static_mask(start_T, end_T)
 
 
 def make_full_mask(length: int) -> Mask:
-    return make_static_mask(
-        np.zeros_like(make_query_indices(length)), np.full_like(make_query_indices(length), length)
-    )
+    return make_interval_mask(length, 0, length)
 
 
 def make_causal_mask(length: int) -> Mask:
@@ -77,10 +72,7 @@ def make_causal_mask(length: int) -> Mask:
 
 def make_prefix_mask(length: int, num_tokens: int) -> Mask:
     """Make a causal mask under which every query also sees the first `num_tokens` keys."""
-    return make_static_mask(
-        np.zeros_like(make_query_indices(length)),
-        np.minimum(np.maximum(make_query_indices(length) + 1, num_tokens), length),
-    )
+    return make_interval_mask(length, 0, np.maximum(np.arange(length) + 1, num_tokens))
 
 
 def make_window_mask(length: int, window_size: int) -> Mask:
@@ -88,15 +80,13 @@ def make_window_mask(length: int, window_size: int) -> Mask:
 
     Keys after the query stay visible: the mask is not causal.
     """
-    return make_static_mask(
-        np.maximum(make_query_indices(length) - window_size + 1, 0), np.full_like(make_query_indices(length), length)
-    )
+    return make_interval_mask(length, np.arange(length) - window_size + 1, length)
 
 
 def make_block_mask(length: int, block_size: int) -> Mask:
     """Make a mask under which a query sees its own block of `block_size` keys."""
-    start = make_query_indices(length) // block_size * block_size
-    return make_static_mask(start, np.minimum(start + block_size, length))
+    start_T = np.arange(length) // block_size * block_size
+    return make_interval_mask(length, start_T, start_T + block_size)
 
 
 def make_document_mask(start_BT: jax.Array) -> Mask:

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 
 from sinklab.config import spec
 
+Function = Callable[[jax.Array], jax.Array]  # element-wise
 WeighFunction = Callable[[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
 
 
@@ -44,92 +45,50 @@ class Similarity:
     weigh_by_logistic: WeighFunction | None = None
 
 
-def exp(score, unit):
-    weight = jnp.exp(score)
-    return weight, weight
+def with_equal_mass(function: Function) -> WeighFunction:
+    """Return the `WeighFunction` whose weight and mass are both function(score)."""
+
+    def weigh(score, unit):
+        weight = function(score)
+        return weight, weight
+
+    return weigh
 
 
-def softpick(score, unit):
+def weigh_by_softpick(score, unit):
     """Return relu(e^s - 1) and |e^s - 1| (Zuhri et al., 2025)."""
     weight_with_sign = jnp.exp(score) - unit
     return jax.nn.relu(weight_with_sign), jnp.abs(weight_with_sign)
 
 
-def sigmoid(score, unit):
-    weight = jax.nn.sigmoid(score)
-    return weight, weight
+def with_derivative(function: Function, derivative: Function) -> Function:
+    """Return an element-wise function whose derivative is computed from its value."""
+    differentiable = jax.custom_jvp(function)
+    differentiable.defjvps(lambda tangent, value, x: derivative(value) * tangent)
+    return differentiable
 
 
-def tanh_sigmoid(score, unit):
-    weight = compute_sigmoid_by_tanh(score)
-    return weight, weight
+# Two forms of the sigmoid, whose derivative w - w^2 is one multiply-add; that of `jax.nn.sigmoid` is w (1 - w). The
+# first has an absolute error of 6e-8.
+sigmoid_by_tanh = with_derivative(lambda x: 0.5 * jnp.tanh(0.5 * x) + 0.5, lambda weight: weight - weight * weight)
+sigmoid_by_logistic = with_derivative(jax.nn.sigmoid, lambda weight: weight - weight * weight)
 
-
-@jax.custom_jvp
-def compute_sigmoid_by_tanh(x: jax.Array) -> jax.Array:
-    """Compute the sigmoid with an absolute error of 6e-8; its derivative costs three operations."""
-    return 0.5 * jnp.tanh(0.5 * x) + 0.5
-
-
-@compute_sigmoid_by_tanh.defjvp
-def half_tanh_jvp(primals, tangents):
-    weight = compute_sigmoid_by_tanh(*primals)
-    return weight, (weight - weight * weight) * tangents[0]
-
-
-def logistic_sigmoid(score, unit):
-    weight = compute_logistic(score)
-    return weight, weight
-
-
-@jax.custom_jvp
-def compute_logistic(x: jax.Array) -> jax.Array:
-    """Compute the sigmoid; its derivative w - w^2 is one multiply-add, and that of `jax.nn.sigmoid` is w (1 - w)."""
-    return jax.nn.sigmoid(x)
-
-
-@compute_logistic.defjvp
-def logistic_jvp(primals, tangents):
-    weight = compute_logistic(*primals)
-    return weight, (weight - weight * weight) * tangents[0]
-
-
-def elu1(score, unit):
-    weight = elu_plus_one(score)
-    return weight, weight
-
-
-@jax.custom_jvp
-def elu_plus_one(x: jax.Array) -> jax.Array:
-    """Compute elu(x) + 1: x + 1 above 0, e^x below.
-
-    (e^x - 1) + 1 would lose all digits below 0. The derivative is the minimum of the function and 1.
-    """
-    return jnp.where(x > 0, x + 1, jnp.exp(jnp.minimum(x, 0)))
-
-
-@elu_plus_one.defjvp
-def elu_plus_one_jvp(primals, tangents):
-    weight = elu_plus_one(*primals)
-    return weight, jnp.minimum(weight, 1) * tangents[0]
-
-
-def relu(score, unit):
-    weight = jax.nn.relu(score)
-    return weight, weight
-
-
-def identity(score, unit):
-    return score, score
-
+# elu(x) + 1: x + 1 above 0, e^x below. (e^x - 1) + 1 would lose all digits below 0.
+elu_plus_one = with_derivative(
+    lambda x: jnp.where(x > 0, x + 1, jnp.exp(jnp.minimum(x, 0))), lambda weight: jnp.minimum(weight, 1)
+)
 
 SIMILARITIES = {
-    'exp': Similarity(exp, is_shifted=True),
-    'softpick': Similarity(softpick, is_shifted=True, uses_unit=True),
-    'sigmoid': Similarity(sigmoid, weigh_by_tanh=tanh_sigmoid, weigh_by_logistic=logistic_sigmoid),
-    'elu1': Similarity(elu1),
-    'relu': Similarity(relu),
-    'identity': Similarity(identity),
+    'exp': Similarity(with_equal_mass(jnp.exp), is_shifted=True),
+    'softpick': Similarity(weigh_by_softpick, is_shifted=True, uses_unit=True),
+    'sigmoid': Similarity(
+        with_equal_mass(jax.nn.sigmoid),
+        weigh_by_tanh=with_equal_mass(sigmoid_by_tanh),
+        weigh_by_logistic=with_equal_mass(sigmoid_by_logistic),
+    ),
+    'elu1': Similarity(with_equal_mass(elu_plus_one)),
+    'relu': Similarity(with_equal_mass(jax.nn.relu)),
+    'identity': Similarity(with_equal_mass(lambda score: score)),
 }
 
 
@@ -175,38 +134,18 @@ def raise_to_power(mass: jax.Array, power: float | None) -> jax.Array:
     return jnp.where(mass > 0, jnp.where(mass > 0, mass, 1.0) ** power, 0.0)
 
 
-def compute_sum_z(row: RowSums) -> jax.Array:
-    return row.total + EPSILON
-
-
 def compute_p_norm_z(row: RowSums) -> jax.Array:
     assert row.power is not None, 'p_norm needs a power'
     return jnp.where(row.total > 0, row.total, 1.0) ** (1 / row.power)
 
 
-def compute_plus_one_z(row: RowSums) -> jax.Array:
-    return row.total + row.unit
-
-
-def compute_clamped_z(row: RowSums) -> jax.Array:
-    return jnp.maximum(jnp.abs(row.total), row.unit)
-
-
-def compute_count_z(row: RowSums) -> jax.Array:
-    return jnp.maximum(row.count, 1).astype(row.total.dtype)
-
-
-def compute_unit_z(row: RowSums) -> jax.Array:
-    return jnp.ones_like(row.total)
-
-
 NORMALIZERS = {
-    'sum': Normalizer(compute_sum_z),
+    'sum': Normalizer(lambda row: row.total + EPSILON),
     'p_norm': Normalizer(compute_p_norm_z),
-    'plus_one': Normalizer(compute_plus_one_z, uses_unit=True),
-    'clamped': Normalizer(compute_clamped_z, uses_unit=True),
-    'count': Normalizer(compute_count_z, uses_total=False),
-    'none': Normalizer(compute_unit_z, uses_total=False),
+    'plus_one': Normalizer(lambda row: row.total + row.unit, uses_unit=True),
+    'clamped': Normalizer(lambda row: jnp.maximum(jnp.abs(row.total), row.unit), uses_unit=True),
+    'count': Normalizer(lambda row: jnp.maximum(row.count, 1).astype(row.total.dtype), uses_total=False),
+    'none': Normalizer(lambda row: jnp.ones_like(row.total), uses_total=False),
 }
 
 

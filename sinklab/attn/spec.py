@@ -95,10 +95,6 @@ class AttentionSpec:
         """Return b_ij + offset of learned keys and `num_keys` keys of the text, as BHTS; any axis may be 1."""
         return self.bias.materialize(self.num_learned_kv, num_keys) + self.operation.offset
 
-    def evaluate_learned_bias(self) -> jax.Array | float:
-        """Return b_ij + offset of the learned keys only."""
-        return self.bias.evaluate_learned(self.num_learned_kv) + self.operation.offset
-
     def slice_text(self, low: int, high: int) -> 'AttentionSpec':
         """Return the spec of learned keys and the keys low..high of the text; the mask stays as it is."""
         if self.bias.relative is None:

@@ -56,6 +56,7 @@ def compute_similarities(residual) -> dict:
         'spectrum_LP': compute_spectral_entropy(gram),
         'mixing_LP': compute_mixing(cosine),
         'likeness_LPT': cosine[..., 0, :],
+        'first_LP': compute_norms(residual[:, :, 0]),
     }
 
 
@@ -81,9 +82,7 @@ def count_secondary_sinks(likeness_LPT, first_L) -> float:
 METRICS = (
     Metric(
         inputs=('residual_LPTD',),
-        compute_arrays=lambda residual, context: (
-            compute_similarities(residual) | {'first_LP': compute_norms(residual[:, :, 0])}
-        ),
+        compute_arrays=lambda residual, context: compute_similarities(residual),
         compute_numbers=lambda arrays, context: (
             merge_disjoint(name_by_layer(name, np.mean(arrays[f'{name}_LP'], 1)) for name in ('spectrum', 'mixing'))
             | {'secondary/tokens': count_secondary_sinks(arrays['likeness_LPT'], np.mean(arrays['first_LP'], 1))}

@@ -8,7 +8,7 @@ from sinklab.metrics.metric import (
     merge_disjoint,
     name_by_layer,
 )
-from sinklab.metrics.norms import compute_first_ratio, compute_norms
+from sinklab.metrics.norms import make_ratio_metric
 
 MIN_MASSIVE_ENTRY, MIN_MEDIAN_RATIO = 100.0, 1000.0  # the criterion of Sun et al.
 
@@ -51,20 +51,11 @@ METRICS = (
         ),
         saved_arrays=tuple(f'{name}_L' for name in STATISTICS),
     ),
-    Metric(
-        inputs=('normed_LPTD',),
-        compute_arrays=lambda normed, context: {'normed_LPT': compute_norms(normed)},
-        compute_numbers=lambda arrays, context: name_by_layer(
-            'norm/normed', compute_first_ratio(np.mean(arrays['normed_LPT'], 1))
-        ),
-        infos=(
-            MetricInfo(
-                'norm/normed/{k}',
-                'normed ratio {k}',
-                'Norm of the normalized hidden state that the attention of each block reads: of the first token, '
-                'over the mean of the others.',
-            ),
-        ),
-        saved_arrays=('normed_LT',),
+    make_ratio_metric(
+        'normed_LPTD',
+        'normed',
+        'norm/normed',
+        'Norm of the normalized hidden state that the attention of each block reads: of the first token, over the '
+        'mean of the others.',
     ),
 )

@@ -179,14 +179,6 @@ class FigureSpec:
         return self.array_name.partition('_')[0]
 
 
-def is_always_applicable(context: MetricContext) -> bool:
-    return True
-
-
-def compute_nothing(*_: Any) -> Arrays:
-    return {}
-
-
 @dataclasses.dataclass(frozen=True)
 class Metric:
     """A metric entry: it computes numbers from arrays of a forward pass; docs/guides/add_a_metric.md adds one.
@@ -205,12 +197,12 @@ class Metric:
     """
 
     inputs: tuple[str, ...] = ()
-    compute_arrays: Callable[..., Arrays] = compute_nothing
-    compute_numbers: Callable[[Arrays, MetricContext], Mapping[str, Any]] = compute_nothing
+    compute_arrays: Callable[..., Arrays] = lambda *_: {}
+    compute_numbers: Callable[[Arrays, MetricContext], Mapping[str, Any]] = lambda *_: {}
     infos: tuple[MetricInfo, ...] = ()
     saved_arrays: tuple[str, ...] = ()
     figure: FigureSpec | None = None
-    is_applicable: Callable[[MetricContext], bool] = is_always_applicable
+    is_applicable: Callable[[MetricContext], bool] = lambda context: True
     compute_batch_numbers: Callable[[Any, MetricContext], Arrays] | None = None
 
 

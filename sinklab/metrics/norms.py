@@ -1,5 +1,7 @@
 """Norms of hidden states, keys and values of the first token, and its share of a head's output."""
 
+from typing import Any
+
 import numpy as np
 
 from sinklab.metrics.metric import (
@@ -8,6 +10,7 @@ from sinklab.metrics.metric import (
     MetricContext,
     MetricInfo,
     make_head_metric,
+    name_by_layer,
 )
 from sinklab.metrics.sink import EPSILON
 
@@ -15,8 +18,6 @@ HIDDEN_SENTENCE = 'Norm of the first hidden state over the mean of the others, a
 MASSIVE_SENTENCE = f'{HIDDEN_SENTENCE} Ratios of hundreds are massive activations (Sun et al., 2024).'
 KEY_SENTENCE = 'Norm of the first key, as used in attention, over the mean of the others, in each block.'
 VALUE_SENTENCE = 'Norm of the first value over the mean of the others, in each block.'
-
-PLURALS = {'query': 'queries'}
 
 
 def compute_norms(array_TD):
@@ -28,12 +29,6 @@ def compute_first_ratio(norm_T) -> np.ndarray:
     """Compute ||x_1|| / mean_{t > 1} ||x_t|| from the norms."""
     norm_T = np.asarray(norm_T)
     return norm_T[..., 0] / norm_T[..., 1:].mean(-1)
-
-
-def compute_block_ratios(norm_LPT) -> dict[str, float]:
-    """Compute norm/ratio/LL after each block: a ratio of means over sequences, as in the released code."""
-    ratios = compute_first_ratio(np.mean(norm_LPT, 1))
-    return {f'norm/ratio/{layer:02}': float(value) for layer, value in enumerate(ratios, 1)}
 
 
 def compute_text_norms(array_LPSHK, context: MetricContext):
@@ -51,8 +46,7 @@ def compare_first_with_others(name: str, norm_LPT) -> dict[str, float]:
 
 
 def make_norm_infos(name: str) -> tuple[MetricInfo, ...]:
-    plural = PLURALS.get(name, f'{name}s')
-    sentence = f'Mean norm of the {plural} that attention uses: of the first token, of other tokens, and their ratio.'
+    sentence = f'Mean norm of the {name} vectors in attention: of the first token, of other tokens, and their ratio.'
     return tuple(
         MetricInfo(f'norm/{name}/{part}', f'{name} norm {part}', sentence) for part in ('1', 'other', 'ratio')
     )
@@ -70,13 +64,30 @@ def make_first_token_metric(name: str, title: str, caption: str) -> Metric:
     )
 
 
+def make_ratio_metric(input_name: str, array_name: str, name: str, sentence: str, **fields: Any) -> Metric:
+    """Make the metric NAME/LL of a ratio of means over sequences, as in the released code, in each block.
+
+    The ratio is that of the norm of the first token to the mean of the others.
+    """
+    array_LPT = f'{array_name}_LPT'
+    return Metric(
+        inputs=(input_name,),
+        compute_arrays=lambda array, context: {array_LPT: compute_norms(array)},
+        compute_numbers=lambda arrays, context: name_by_layer(
+            name, compute_first_ratio(np.mean(arrays[array_LPT], 1))
+        ),
+        infos=(MetricInfo(f'{name}/{{k}}', f'{array_name} ratio {{k}}', sentence),),
+        saved_arrays=(f'{array_name}_LT',),
+        **fields,
+    )
+
+
 METRICS = (
-    Metric(
-        inputs=('residual_LPTD',),
-        compute_arrays=lambda residual, context: {'norm_LPT': compute_norms(residual)},
-        compute_numbers=lambda arrays, context: compute_block_ratios(arrays['norm_LPT']),
-        infos=(MetricInfo('norm/ratio/{k}', 'norm ratio {k}', HIDDEN_SENTENCE),),
-        saved_arrays=('norm_LT',),
+    make_ratio_metric(
+        'residual_LPTD',
+        'norm',
+        'norm/ratio',
+        HIDDEN_SENTENCE,
         figure=FigureSpec(
             'ratios',
             'norm_LT',

@@ -11,7 +11,6 @@ import numpy as np
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 
-from sinklab.attn import example_specs
 from sinklab.attn.backends import BACKENDS
 from sinklab.attn.key_attention_sums import KeyAttentionSums, compute_key_attention_sums
 from sinklab.attn.mask import Mask, resolve_mask
@@ -57,21 +56,15 @@ class Intermediates:
 
     def slice_text(self, num_dropped: int) -> 'Intermediates':
         """Drop the first `num_dropped` queries, which are sink tokens and not text."""
-
-        def slice_queries(array: jax.Array | None, axis: int) -> jax.Array | None:
-            return None if array is None else jax.lax.slice_in_dim(array, num_dropped, None, axis=axis)
-
-        return dataclasses.replace(
-            self,
-            attention_BHTS=slice_queries(self.attention_BHTS, -2),
-            query_BTHK=slice_queries(self.query_BTHK, -3),
-            head_BTHK=slice_queries(self.head_BTHK, -3),
-            normed_BTD=slice_queries(self.normed_BTD, -2),
-            residual_BTD=slice_queries(self.residual_BTD, -2),
-            sink_BCD=None
-            if self.residual_BTD is None or not num_dropped
-            else self.residual_BTD[..., :num_dropped, :],
-        )
+        axes = dict(attention_BHTS=-2, query_BTHK=-3, head_BTHK=-3, normed_BTD=-2, residual_BTD=-2)
+        sliced = {
+            name: jax.lax.slice_in_dim(getattr(self, name), num_dropped, None, axis=axis)
+            for name, axis in axes.items()
+            if getattr(self, name) is not None
+        }
+        if self.residual_BTD is not None and num_dropped:
+            sliced['sink_BCD'] = self.residual_BTD[..., :num_dropped, :]
+        return dataclasses.replace(self, **sliced)
 
 
 def make_attention_spec(
@@ -102,9 +95,8 @@ def make_attention_problem(model: spec.ModelConfig, length: int) -> AttentionPro
     backends, with fewer tokens and with two heads, which share their keys if some heads of the model do.
     """
     learned_kv = LEARNED_KV_KINDS[model.learned_kv.kind]
-    document_BT = None
-    if model.mask.document:
-        document_BT = jnp.asarray(example_specs.make_document_starts(length))
+    third = length // 3 + 1
+    document_BT = jnp.arange(length)[None] // third * third if model.mask.document else None
     relative = POSITIONS[model.position](model, 1, nnx.Rngs(0)).make_relative_bias()
     attention_spec = make_attention_spec(
         model, length, relative, np.arange(length)[None], resolve_mask(model.mask, length, document_BT)

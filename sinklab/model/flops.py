@@ -1,11 +1,12 @@
 """FLOPs of a model per token and per training step, from its config: matrix products only."""
 
 import dataclasses
+import math
 
 from sinklab.attn.mask import resolve_mask
 from sinklab.config import spec
 from sinklab.model.attention import COMBINATIONS, count_attended_kv_heads, get_value_width
-from sinklab.model.layers import FFN_ACTIVATIONS, GATED_NORM_RANK, GATES, NORM_PLACEMENTS
+from sinklab.model.layers import FFN_ACTIVATIONS, GATED_NORM_RANK, NORM_PLACEMENTS, get_gate_shape
 from sinklab.model.learned_kv import count_learned_kv
 
 TRAINING_FLOPS_FACTOR = 3  # the backward pass has two products for each one of the forward pass
@@ -38,7 +39,7 @@ def count_forward_flops(model: spec.ModelConfig, length: int) -> Flops:
         model.width * (model.heads + model.num_kv_heads) * key_width
         + model.width * model.num_kv_heads * value_width
         + num_output_parts * value_width * model.width
-        + count_gate_weights(model)
+        + math.prod(get_gate_shape(model, value_width))
     )
     if combination.subtracts_heads:
         projection_weights += model.width * num_output_parts
@@ -59,16 +60,6 @@ def count_forward_flops(model: spec.ModelConfig, length: int) -> Flops:
         ffn=2 * model.layers * model.width * model.ffn_width * (3 if FFN_ACTIVATIONS[model.ffn][1] else 2),
         head=2 * model.width * model.vocabulary,
     )
-
-
-def count_gate_weights(model: spec.ModelConfig) -> int:
-    """Count the entries of the matrix of the gate, once for each head that it is multiplied with."""
-    gate_kind = GATES[model.gate]
-    value_width = get_value_width(model)
-    if gate_kind is None:
-        return 0
-    num_inputs = model.width if gate_kind.input == 'x' else value_width
-    return num_inputs * (1 if gate_kind.is_shared else model.heads) * (value_width if gate_kind.is_elementwise else 1)
 
 
 def compute_mean_visible_keys(mask: spec.MaskConfig, length: int) -> float:

@@ -15,9 +15,8 @@ from sinklab.config import spec
 from sinklab.parallel.param_einsum import param_einsum
 from sinklab.parallel.sharding import constrain_sharding
 
-StdFunction = Callable[
-    [spec.ModelConfig, int], float
-]  # (config, number of inputs of the linear map) -> standard deviation
+# (config, number of inputs of the linear map) -> standard deviation
+StdFunction = Callable[[spec.ModelConfig, int], float]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,11 +46,7 @@ def torch_linear_std(model: spec.ModelConfig, inputs: int) -> float:
     return (3 * inputs) ** -0.5
 
 
-def unit_std(model: spec.ModelConfig, inputs: int) -> float:
-    return 1.0
-
-
-def constant_std(model: spec.ModelConfig, inputs: int) -> float:
+def gpt2_std(model: spec.ModelConfig, inputs: int) -> float:
     return 0.02
 
 
@@ -60,14 +55,11 @@ def gpt2_residual_std(model: spec.ModelConfig, inputs: int) -> float:
 
 
 INITIALIZATIONS = {
-    'released': Initialization(
-        fan_in_std, fan_in_std, fan_in_std, released_ffn_std
-    ),  # sail-sg/Attention-Sink, model.py
+    'released': Initialization(fan_in_std, fan_in_std, fan_in_std, released_ffn_std),  # sail-sg/Attention-Sink
     'released_even': Initialization(fan_in_std, fan_in_std, fan_in_std, depth_scaled_std),
-    'gpt2': Initialization(constant_std, constant_std, gpt2_residual_std, gpt2_residual_std),  # Radford et al., 2019
-    'torch': Initialization(
-        unit_std, torch_linear_std, torch_linear_std, torch_linear_std
-    ),  # the standard deviations of PyTorch's defaults
+    'gpt2': Initialization(gpt2_std, gpt2_std, gpt2_residual_std, gpt2_residual_std),  # Radford et al., 2019
+    # The standard deviations of PyTorch's defaults.
+    'torch': Initialization(lambda *_: 1.0, torch_linear_std, torch_linear_std, torch_linear_std),
 }
 
 
@@ -229,16 +221,23 @@ GATES = {
 }
 
 
+def get_gate_shape(model: spec.ModelConfig, value_width: int) -> tuple[int, int, int]:
+    """Return the shape DHK of the weight of a gate; zeros if the model has no gate."""
+    kind = GATES[model.gate]
+    if kind is None:
+        return 0, 0, 0
+    inputs = model.width if kind.input == 'x' else value_width
+    return inputs, 1 if kind.is_shared else model.heads, value_width if kind.is_elementwise else 1
+
+
 class Gate(nnx.Module):
     def __init__(self, model: spec.ModelConfig, value_width: int, rngs: nnx.Rngs):
         self.kind = kind = GATES[model.gate]
         if kind is None:
             return
-        inputs = model.width if kind.input == 'x' else value_width
-        heads = 1 if kind.is_shared else model.heads
-        shape = (inputs, heads, value_width if kind.is_elementwise else 1)
+        shape = get_gate_shape(model, value_width)
         axes = ('embed' if kind.input == 'x' else None, None if kind.is_shared else 'heads', None)
-        std = INITIALIZATIONS[model.initialization].linear(model, inputs)
+        std = INITIALIZATIONS[model.initialization].linear(model, shape[0])
         self.weight_DHK = make_normal_param(rngs, shape, std, axes, inputs=1)
 
     def __call__(self, target: str, array_BTHK: jax.Array, x_BTD: jax.Array, value_BTHK: jax.Array) -> jax.Array:
@@ -274,14 +273,13 @@ class Exclusion(nnx.Module):
 
 
 exact_gelu = functools.partial(jax.nn.gelu, approximate=False)
-tanh_gelu = functools.partial(jax.nn.gelu, approximate=True)
 FFN_ACTIVATIONS = {  # activation, whether it is a gate
     'relu': (jax.nn.relu, False),
     'gelu': (exact_gelu, False),
     'swish': (jax.nn.silu, False),
     'reglu': (jax.nn.relu, True),
     'geglu': (exact_gelu, True),
-    'geglu_tanh': (tanh_gelu, True),
+    'geglu_tanh': (jax.nn.gelu, True),  # by default, gelu is approximated by tanh
     'swiglu': (jax.nn.silu, True),
 }
 

@@ -98,10 +98,8 @@ class LearnedKey(LearnedKV):
         return jnp.zeros((1, 1))
 
 
-class LearnedKeyValue(LearnedKV):
+class LearnedKeyValue(LearnedKey):
     """KV bias: a learned key with a learned value."""
-
-    num_keys = 1
 
     def __init__(self, model, value_width, rngs):
         self.key_HK = make_vector_param(model, model.learned_kv.key_width or model.head_width, rngs)
@@ -109,9 +107,6 @@ class LearnedKeyValue(LearnedKV):
 
     def prepend(self, key_BSHK, value_BSHK):
         return prepend_vector(self.key_HK[...], key_BSHK), prepend_vector(self.value_HK[...], value_BSHK)
-
-    def get_score_bias_HC(self):
-        return jnp.zeros((1, 1))
 
 
 class LearnedLogit(LearnedKV):
@@ -154,15 +149,11 @@ def prepend_vector(vector_HK: jax.Array, text_BSHK: jax.Array) -> jax.Array:
     return jnp.concatenate([broadcast_and_cast(vector_HK, (batch, 1, heads, width), text_BSHK.dtype), text_BSHK], 1)
 
 
-def make_first_direction(width: int) -> jax.Array:
-    return jnp.zeros(width).at[0].set(1.0)
-
-
-def make_uniform_direction(width: int) -> jax.Array:
-    return jnp.full(width, width**-0.5)
-
-
-VALUE_DIRECTIONS = {'zero': jnp.zeros, 'first': make_first_direction, 'uniform': make_uniform_direction}
+VALUE_DIRECTIONS = {
+    'zero': jnp.zeros,
+    'first': lambda width: jnp.zeros(width).at[0].set(1.0),
+    'uniform': lambda width: jnp.full(width, width**-0.5),
+}
 LEARNED_KV_KINDS = {
     'none': LearnedKV,
     'sink_token': SinkTokenKV,

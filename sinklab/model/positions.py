@@ -1,6 +1,7 @@
 """Position encodings: each one overrides one or more of the three hooks of `PositionEncoding`."""
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -37,10 +38,8 @@ class PositionEncoding(nnx.Module):
 class SinusoidalPosition(PositionEncoding):
     """Sinusoids (Vaswani et al., 2017), all sines before all cosines, as in the released code."""
 
-    base = 10_000.0
-
     def embed(self, x_BTD, position_BT):
-        angle = position_BT[..., None] * compute_frequencies(x_BTD.shape[-1], self.base)
+        angle = position_BT[..., None] * compute_frequencies(x_BTD.shape[-1], 10_000.0)
         return x_BTD + jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], -1).astype(x_BTD.dtype)
 
 
@@ -89,25 +88,15 @@ class AlibiPosition(PositionEncoding):
         )
 
 
-class RelativePaperCode(PositionEncoding):
-    """Bucket of the distance, 0 to 31, as an unlearned bias (sail-sg/Attention-Sink, model_relpos.py)."""
+class RelativePaper(PositionEncoding):
+    """An unlearned bias of the distance, one of RELATIVE_BIASES."""
+
+    def __init__(self, model, length, rngs):
+        self.name = model.position
 
     def make_relative_bias(self):
-        return RelativePositionBias(lambda _, distance: compute_buckets(distance), np.zeros((1, 0)))
-
-
-class RelativePaperPrinted(PositionEncoding):
-    """Unlearned bias of Equation 7 of the paper, which takes the floor before the multiplication."""
-
-    def make_relative_bias(self):
-        return RelativePositionBias(lambda _, distance: compute_buckets(distance, floor_first=True), np.zeros((1, 0)))
-
-
-class RelativePaperNegative(PositionEncoding):
-    """Negative bucket of the distance as an unlearned bias, which favours the nearest keys."""
-
-    def make_relative_bias(self):
-        return RelativePositionBias(lambda _, distance: -compute_buckets(distance), np.zeros((1, 0)))
+        function = RELATIVE_BIASES[self.name]
+        return RelativePositionBias(lambda _, distance: function(distance), np.zeros((1, 0)))
 
 
 class RelativeT5(PositionEncoding):
@@ -128,15 +117,6 @@ class RelativeT5(PositionEncoding):
 def compute_frequencies(width: int, base: float) -> jax.Array:
     """Compute base^(-2i/width) for i below width/2."""
     return base ** (-jnp.arange(0, width, 2) / width)
-
-
-def keep_frequencies(frequency_K: jax.Array, rotary: spec.RotaryConfig) -> jax.Array:
-    return frequency_K
-
-
-def scale_frequencies_linearly(frequency_K: jax.Array, rotary: spec.RotaryConfig) -> jax.Array:
-    """Scale frequencies by 1 / factor: position interpolation (Chen et al., 2023)."""
-    return frequency_K / rotary.factor
 
 
 def scale_llama3_frequencies(frequency_K: jax.Array, rotary: spec.RotaryConfig) -> jax.Array:
@@ -171,17 +151,20 @@ def compute_alibi_slopes(heads: int) -> np.ndarray:
 
 
 ROPE_SCALINGS = {
-    'none': keep_frequencies,
-    'linear': scale_frequencies_linearly,
+    'none': lambda frequency_K, rotary: frequency_K,
+    'linear': lambda frequency_K, rotary: frequency_K / rotary.factor,  # position interpolation (Chen et al., 2023)
     'llama3': scale_llama3_frequencies,
+}
+RELATIVE_BIASES: dict[str, Callable[[jax.Array], jax.Array]] = {
+    'relative_paper_code': compute_buckets,  # 0 to 31; sail-sg/Attention-Sink, model_relpos.py
+    'relative_paper_printed': functools.partial(compute_buckets, floor_first=True),  # Equation 7 of the paper
+    'relative_paper_negative': lambda distance: -compute_buckets(distance),  # favours the nearest keys
 }
 POSITIONS = {
     'none': PositionEncoding,
     'absolute': SinusoidalPosition,
     'learned': LearnedPosition,
-    'relative_paper_code': RelativePaperCode,
-    'relative_paper_printed': RelativePaperPrinted,
-    'relative_paper_negative': RelativePaperNegative,
+    **dict.fromkeys(RELATIVE_BIASES, RelativePaper),
     'relative_t5': RelativeT5,
     'alibi': AlibiPosition,
     'rotary': RotaryPosition,

@@ -137,7 +137,8 @@ class StreamingContext:
         num_recent = self.cache_config.num_recent
         chunk_size = min(chunked.CHUNK_SIZE, length)
         num_chunks = -(-length // chunk_size)
-        query_BTHK, recent_kv = pad_token_axis((query_BTHK, recent_kv), num_chunks * chunk_size - length)
+        padding = (0, 0), (0, num_chunks * chunk_size - length), (0, 0), (0, 0)
+        query_BTHK, recent_kv = jax.tree.map(lambda array: jnp.pad(array, padding), (query_BTHK, recent_kv))
         offset_BT = jnp.arange(query_BTHK.shape[1])[None]
         token_index_BT = self.first_token_index + offset_BT
         queries_of_first, queries_of_recent = (
@@ -297,8 +298,3 @@ def split_query_groups(output_BXGK: jax.Array, length: int) -> jax.Array:
 def slice_tokens(tree: Tree, start: jax.Array | int, num_tokens: int) -> Tree:
     """Slice `num_tokens` tokens of each array, along its second axis."""
     return jax.tree.map(lambda array: jax.lax.dynamic_slice_in_dim(array, start, num_tokens, 1), tree)
-
-
-def pad_token_axis(tree: Tree, padding: int) -> Tree:
-    """Pad each array with `padding` tokens at the end."""
-    return jax.tree.map(lambda array: jnp.pad(array, ((0, 0), (0, padding), (0, 0), (0, 0))), tree)

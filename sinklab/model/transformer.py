@@ -16,7 +16,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from sinklab.attn.mask import resolve_mask
 from sinklab.config import spec
-from sinklab.config.spec import SAVEABLE_ACTIVATIONS, parse_saved_activations
+from sinklab.config.spec import parse_saved_activations
 from sinklab.model.attention import (
     AttentionContext,
     Intermediates,
@@ -49,10 +49,7 @@ def apply_remat(layer: Callable, remat: str) -> Callable:
     """
     if remat == 'none':
         return layer
-    names = parse_saved_activations(remat)
-    if unknown := names - set(SAVEABLE_ACTIVATIONS):
-        raise ValueError(f'{", ".join(unknown)} cannot be saved; use {", ".join(SAVEABLE_ACTIVATIONS)}')
-    policy = jax.checkpoint_policies.save_only_these_names(*names)
+    policy = jax.checkpoint_policies.save_only_these_names(*parse_saved_activations(remat))
     return jax.checkpoint(layer, prevent_cse=False, policy=policy)  # the scan already prevents CSE
 
 

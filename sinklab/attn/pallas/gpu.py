@@ -35,6 +35,7 @@ from sinklab.attn.pallas.kernel_interface import (
     ScoreSpec,
     SoftmaxReduction,
 )
+from sinklab.attn.spec import AttentionProblem
 
 
 def broadcast_to_block(row, shape: tuple[int, int], axis: int):
@@ -187,11 +188,7 @@ def plan_inner_block_ranges(mask: Mask, num_keys: int, block_size: tuple[int, in
     bound_BI4 = xp.stack([begin_BI, inside_BI, outside_BI, end_BI], -1)
     ranges = [(0, 1, True), (1, 2, False), (2, 3, True)]
     if mask.is_static:
-        ranges = [
-            block_range
-            for block_range in ranges
-            if (bound_BI4[..., block_range[0]] < bound_BI4[..., block_range[1]]).any()
-        ]
+        ranges = [span for span in ranges if (bound_BI4[..., span[0]] < bound_BI4[..., span[1]]).any()]
     return bound_BI4.astype(xp.int32), ranges
 
 
@@ -276,13 +273,10 @@ class BlockPair:
         return self.load_query_row(2), self.load_rows(ref.at[self.warpgroup.get_batch_index(ref)], call.key_major)
 
     def compute_bias(self, positions):
-        return (
-            None
-            if positions is None
-            else make_lowerable(self.warpgroup.call.bias_function)(
-                self.warpgroup.load_parameters(), compute_distance(*positions)
-            )
-        )
+        if positions is None:
+            return None
+        bias_function = make_lowerable(self.warpgroup.call.bias_function)
+        return bias_function(self.warpgroup.load_parameters(), compute_distance(*positions))
 
     def compute_bias_slopes(self, positions) -> list[jax.Array]:
         """Return d bias / d parameter for each learned parameter."""
@@ -518,15 +512,13 @@ def get_padding_multiple(length: int) -> int:
     return OUTER_BLOCK
 
 
-def explain_unsupported(reduction: Reduction, score_spec: ScoreSpec, query_BHTK, key_BGSK, value_BGSV) -> str | None:
+def explain_unsupported(reduction: Reduction, score_spec: ScoreSpec, problem: AttentionProblem) -> str | None:
     """Return what these kernels cannot compute, or None."""
-    width = query_BHTK.shape[-1]
-    value_width = value_BGSV.shape[-1]
     widths = sorted(INNER_BLOCKS['forward'])
-    if query_BHTK.dtype not in (jnp.bfloat16, jnp.float16):
-        return f'{query_BHTK.dtype} arrays: it needs bfloat16 or float16'
-    if width not in widths or value_width != width:
-        return f'heads of {width} with values of {value_width}; both must be one of {widths}'
+    if problem.dtype not in ('bfloat16', 'float16'):
+        return f'{problem.dtype} arrays: it needs bfloat16 or float16'
+    if problem.width not in widths or problem.value_width != problem.width:
+        return f'heads of {problem.width} with values of {problem.value_width}; both must be one of {widths}'
     unsupported_ops = sorted(
         find_unsupported_ops(score_spec.bias_function, make_block_ops(reduction, score_spec).weigh_functions)
     )

@@ -47,42 +47,10 @@ def floor(x):
 
 
 # Primitives of weigh and bias functions: those that Mosaic GPU can lower, and (in REWRITES) those rewritten for it.
-SUPPORTED_PRIMITIVES = {
-    'abs',
-    'add',
-    'and',
-    'broadcast_in_dim',
-    'clamp',
-    'convert_element_type',
-    'cos',
-    'div',
-    'eq',
-    'erf',
-    'exp',
-    'exp2',
-    'ge',
-    'gt',
-    'integer_pow',
-    'le',
-    'log',
-    'log2',
-    'lt',
-    'max',
-    'min',
-    'mul',
-    'ne',
-    'neg',
-    'not',
-    'or',
-    'round',
-    'rsqrt',
-    'select_n',
-    'sign',
-    'sin',
-    'sqrt',
-    'square',
-    'sub',
-}
+ARITHMETIC = {'abs', 'add', 'div', 'integer_pow', 'max', 'min', 'mul', 'neg', 'round', 'sign', 'square', 'sub'}
+SELECTIONS = {'and', 'clamp', 'eq', 'ge', 'gt', 'le', 'lt', 'ne', 'not', 'or', 'select_n'}
+FUNCTIONS = {'cos', 'erf', 'exp', 'exp2', 'log', 'log2', 'rsqrt', 'sin', 'sqrt'}
+SUPPORTED_PRIMITIVES = {'broadcast_in_dim', 'convert_element_type'} | ARITHMETIC | SELECTIONS | FUNCTIONS
 REWRITES = {
     'add_any': jnp.add,
     'copy': lambda x: x,

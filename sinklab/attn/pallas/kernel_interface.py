@@ -15,6 +15,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
 from sinklab.attn.mask import Mask
+from sinklab.attn.spec import AttentionProblem
 from sinklab.parallel import sharding
 
 MASK_VALUE = -1e30  # lse of a query that sees no key
@@ -106,7 +107,7 @@ class Kernels(Protocol):
         """Return a number; `length` queries or keys are padded to a multiple of it."""
 
     def explain_unsupported(
-        self, reduction: Reduction, score_spec: ScoreSpec, query_BHTK, key_BGSK, value_BGSV
+        self, reduction: Reduction, score_spec: ScoreSpec, problem: AttentionProblem
     ) -> str | None:
         """Return what these kernels cannot compute, or None."""
 

@@ -23,6 +23,7 @@ from sinklab.attn.pallas.kernel_interface import (
     ScoreSpec,
     SoftmaxReduction,
 )
+from sinklab.attn.spec import AttentionProblem
 from sinklab.chip_specs import NUM_LANES
 
 NT_DIMS, NN_DIMS, TN_DIMS = ((1,), (1,)), ((1,), (0,)), ((0,), (0,))  # contracting dimensions of a product
@@ -311,15 +312,14 @@ def choose_block_size(length: int, max_size: int) -> int:
     return next(size for size in BLOCK_SIZES if size <= max_size and length % size == 0)
 
 
-def explain_unsupported(reduction: Reduction, score_spec: ScoreSpec, query_BHTK, key_BGSK, value_BGSV) -> str | None:
+def explain_unsupported(reduction: Reduction, score_spec: ScoreSpec, problem: AttentionProblem) -> str | None:
     """Return what these kernels cannot compute, or None."""
-    length, width = query_BHTK.shape[2:]
-    if query_BHTK.dtype not in (jnp.bfloat16, jnp.float32):
-        return f'{query_BHTK.dtype} arrays: it needs bfloat16 or float32'
-    if max(width, value_BGSV.shape[-1]) > 256:
-        return f'heads wider than 256, here {max(width, value_BGSV.shape[-1])}'
-    if 8 * length * max(width, NUM_LANES) > VMEM_LIMIT_BYTES // 2:
-        return f'{length} queries: the gradient of one head does not fit in VMEM'
+    if problem.dtype not in ('bfloat16', 'float32'):
+        return f'{problem.dtype} arrays: it needs bfloat16 or float32'
+    if max(problem.width, problem.value_width) > 256:
+        return f'heads wider than 256, here {max(problem.width, problem.value_width)}'
+    if 8 * problem.num_queries * max(problem.width, NUM_LANES) > VMEM_LIMIT_BYTES // 2:
+        return f'{problem.num_queries} queries: the gradient of one head does not fit in VMEM'
     return None
 
 
