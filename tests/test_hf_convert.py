@@ -20,6 +20,7 @@ from sinklab.run_ref import read_spec
 SKIP_REASON = f'transformers and torch are not installed: {format_extra_command("hf")}, where torch has a wheel'
 torch = pytest.importorskip('torch', reason=SKIP_REASON)
 transformers = pytest.importorskip('transformers', reason=SKIP_REASON)
+safetensors_numpy = pytest.importorskip('safetensors.numpy', reason=SKIP_REASON)
 pytestmark = pytest.mark.slow
 
 BASE_CONFIG = dict(
@@ -129,8 +130,7 @@ def import_model(capsys, model_dir, out):
 
 
 def read_arrays(path):
-    reader = files.SafetensorsReader(path)
-    return {name: reader.read_array(name) for name in reader.shapes}
+    return safetensors_numpy.load_file(path / files.MODEL_FILE)
 
 
 def assert_close(actual, expected):
@@ -256,7 +256,7 @@ def test_imported_model_is_fine_tuned_with_another_attention_operation(name, cor
         change.startswith('model.attention.similarity exp -> sigmoid') for change in run_dir.read_parent()['config']
     )
     expected = flatten_dict(
-        convert.read_params(read_spec(run_dir).model, files.SafetensorsReader(tmp_path / 'theirs'), 'theirs')
+        convert.convert_hf_arrays(read_spec(run_dir).model, load_model(tmp_path / 'theirs').state_dict())
     )
     actual = flatten_dict(restore_parameters(run_dir.path, 0))
     jax.tree.map(np.testing.assert_array_equal, actual, {name: expected[name] for name in actual})

@@ -2,9 +2,7 @@
 
 import argparse
 import shlex
-import shutil
 import sys
-import uuid
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +11,6 @@ from sinklab.errors import UserError, format_error
 from sinklab.run_dir import RunDir
 from sinklab.run_ref import GGUF_PREFIX, HF_PREFIX, read_spec
 from sinklab.storage.cache_dir import get_cache_dir
-from sinklab.storage.files import TEMPORARY_SUFFIX, open_writable_folder
 from sinklab.storage.paths import check_checkpoint_path, join_path, make_absolute, parse_path
 
 IMPORT_VERSION = 3  # version of the defaults: a run that started from an import with older ones still finds that one
@@ -98,7 +95,7 @@ def find_importable_dir(model_ref: str) -> Path:
     from sinklab.hf import convert, files, gguf
 
     is_gguf = model_ref.startswith(GGUF_PREFIX)
-    source = gguf.convert_gguf(model_ref) if is_gguf else files.fetch_model_dir(model_ref)
+    source = gguf.find_model_dir(model_ref)
     config_path = source / files.CONFIG_FILE
     hf_config = files.read_json_object(config_path)
     try:
@@ -169,15 +166,9 @@ def get_cached_import(model_ref: str) -> RunDir:
     run_dir = get_import_dir(model_ref)
     if not run_dir.has_run():
         source = find_importable_dir(model_ref)
-        root = get_imports_root()
-        temp_path = root / f'{run_dir.path.name}.{uuid.uuid4().hex[:8]}{TEMPORARY_SUFFIX}'
-        with open_writable_folder(root):
+        with files.write_folder(run_dir.path) as temp_path:
             print(f'importing {model_ref} into {run_dir}', file=sys.stderr, flush=True)
-            try:
-                write_imported_run(model_ref, source, RunDir(temp_path), run_dir.path)
-                files.move_into_cache(temp_path, run_dir.path)
-            finally:
-                shutil.rmtree(temp_path, ignore_errors=True)
+            write_imported_run(model_ref, source, RunDir(temp_path), run_dir.path)
     return run_dir
 
 
@@ -187,7 +178,7 @@ def get_import_dir(model_ref: str) -> RunDir:
     if model_ref.startswith(GGUF_PREFIX):
         identity = gguf.compute_identity(gguf.find_gguf_file(model_ref))
     else:
-        identity = files.compute_identity(files.fetch_model_dir(model_ref))
+        identity = files.compute_identity(files.find_model_dir(model_ref))
     return RunDir(get_imports_root() / f'{get_model_name(model_ref)}-{identity}.{IMPORT_VERSION}')
 
 
