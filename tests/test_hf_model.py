@@ -128,7 +128,7 @@ def test_measure_command_prints_published_values(gpt2, capsys, tmp_path):
 def test_propositions_are_checked_only_for_plain_softmax_models(model):
     family, _, subject = model
     measure_request = measure.MeasureRequest(inputs=('repeated',), sequences=2, length=T)
-    propositions = measure.make_job(subject, measure_request).run().propositions
+    propositions = measure.make_job(subject, measure_request).run().record['propositions']
     assert bool(propositions) == (family in PLAIN_SOFTMAX_FAMILIES)
     assert all(proposition['holds'] for proposition in propositions)
 

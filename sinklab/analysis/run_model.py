@@ -130,9 +130,6 @@ class RunModel(MeasurableModel):
         operation = model.attention.feature_map, model.attention.similarity, model.attention.normalizer
         return bool(sees_whole_text and not has_other_keys and operation == SOFTMAX_OPERATION)
 
-    def find_triggers(self, ids_PT: np.ndarray) -> np.ndarray:
-        return ids_PT < self.spec.data.triggers
-
     def decode_tokens(self, ids_T: np.ndarray) -> list[str]:
         return [self.decode_token(int(token_id)) for token_id in strip_loss_mask(np.asarray(ids_T))]
 
