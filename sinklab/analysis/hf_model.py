@@ -29,7 +29,6 @@ from sinklab.metrics.metric import Arrays, MetricContext, complete_arrays
 
 # The token ids of the trial pass: two tokens are enough to recognize causal attention.
 TRIAL_IDS = np.zeros((1, 2), np.int64)
-CHECKED_QUERY_STEP = 16  # every 16th query is checked
 EAGER = 'eager_attention_forward'  # the function of a modeling file that computes attention
 
 # Arrays of one layer, under the names of sinklab.metrics.metric without the letter L.
@@ -48,16 +47,12 @@ class AttentionRecorder:
         self.model = model
         self.name = name
         self.layers = find_layers(model)
-        self.attention_modules = [
-            module
-            for layer in self.layers
-            for module in layer.modules()
-            if 'attention' in type(module).__name__.lower()
-        ]
+        modules = [module for layer in self.layers for module in layer.modules()]
+        self.attention_modules = [module for module in modules if 'attention' in type(module).__name__.lower()]
         code_names = dict.fromkeys(type(module).__module__ for module in model.modules())
         self.code_modules = [sys.modules[name] for name in code_names if hasattr(sys.modules[name], EAGER)]
         # The state of a forward pass.
-        self.extract: Callable[[LayerArrays], Any] = discard_arrays
+        self.extract: Callable[[LayerArrays], Any] = dict
         self.edits: tuple[Edit, ...] = ()
         self.layer = 0  # the layer that is running
         self.layer_arrays: LayerArrays = {}
@@ -193,29 +188,23 @@ class AttentionRecorder:
     def check_outputs(
         self, attention_PHTS: torch.Tensor, value_PHSK: torch.Tensor, output_PTHK: torch.Tensor
     ) -> None:
-        """Compare the outputs of some queries, the last among them, with the sums of values.
+        """Compare the outputs with the sums of values.
 
         Raises:
             UserError: They differ, or are not finite.
         """
-        queries = slice((attention_PHTS.shape[2] - 1) % CHECKED_QUERY_STEP, None, CHECKED_QUERY_STEP)
         value_PHSK = repeat_heads(value_PHSK, attention_PHTS.shape[1])
-        output_PTHK = output_PTHK[:, queries]
         if not output_PTHK.isfinite().all():
             raise UserError(
                 f'{self.name} computes outputs of attention that are not finite; give another model or dtype'
             )
-        difference = (sum_values(attention_PHTS[:, :, queries], value_PHSK) - output_PTHK).abs().max()
+        difference = (sum_values(attention_PHTS, value_PHSK) - output_PTHK).abs().max()
         tolerance = max(1e-4, 4 * torch.finfo(output_PTHK.dtype).eps)
         if not difference <= tolerance * output_PTHK.abs().max():
             raise UserError(
                 f'{self.name} (model type {self.model.config.model_type}) cannot be measured: the outputs of its '
                 'attention are not the sums of values with the weights that transformers returns; give another model'
             )
-
-
-def discard_arrays(layer_arrays: LayerArrays) -> None:
-    """Keep no array of a layer."""
 
 
 def repeat_heads(array_PGSK: torch.Tensor, heads: int) -> torch.Tensor:
@@ -284,7 +273,7 @@ class HFModel(MeasurableModel):
         num_parameters = files.count_parameters(self.model_dir)
         torch_dtype = getattr(torch, dtype)
         files.check_memory(torch_dtype.itemsize * num_parameters, num_parameters, self.name, dtype)
-        self.model = files.load_model(self.model_dir, self.name, dtype=torch_dtype, use_safetensors=True)
+        self.model = files.load_model(self.model_dir, self.name, dtype=torch_dtype)
         self.config = self.model.config.get_text_config()
         self.vocabulary = self.config.vocab_size
         limit = getattr(self.config, 'max_position_embeddings', None)
@@ -305,7 +294,17 @@ class HFModel(MeasurableModel):
         self.num_heads = next(layer['attention_PHTS'].shape[1] for layer in layer_arrays if 'attention_PHTS' in layer)
         self.editable_arrays = find_editable_arrays(layer_arrays, self.num_heads)
         self.edits: tuple[Edit, ...] = ()
-        self.remarks = [*gguf.read_remarks(self.model_dir), *self.list_remarks()]
+        self.remarks = gguf.read_remarks(self.model_dir)
+        layers = range(1, len(layer_arrays) + 1)
+        # State-space, convolution and linear attention layers have no attention matrix.
+        self.layers_without_attention = sorted({*layers} - {*self.array_layers['attention_LPHTS']})
+        if lacking := self.layers_without_attention:
+            self.remarks.append(
+                f'{len(lacking)} of {len(layers)} layers have no attention matrix ({", ".join(map(str, lacking))}); '
+                f'numbers of heads cover only the other {len(layers) - len(lacking)}'
+            )
+        if 'residual_LPTD' not in self.available_arrays:
+            self.remarks.append('its layers do not return one hidden state per token; their numbers are omitted')
 
     def copy_with_edits(self, edits: tuple[Edit, ...]) -> 'HFModel':
         clone = copy.copy(self)
@@ -322,31 +321,12 @@ class HFModel(MeasurableModel):
         try:
             tokenizer = transformers.AutoTokenizer.from_pretrained(self.model_dir, trust_remote_code=False)
         except Exception as error:  # transformers raises exceptions of many types here
-            message = format_error(error)
-            raise UserError(f'{self.name} has no tokenizer ({message}); give --inputs=random or repeated') from error
+            message = f'{self.name} has no tokenizer ({format_error(error)}); give --inputs=random or repeated'
+            raise UserError(message) from error
         # transformers makes an empty tokenizer if there are no files.
         if len(tokenizer) <= len(tokenizer.all_special_ids):
             raise UserError(f'{self.name} has no tokenizer, or an empty one; give --inputs=random or repeated')
         return tokenizer
-
-    @property
-    def layers_without_attention(self) -> list[int]:
-        """The layers, from 1, without an attention matrix.
-
-        These are state-space, convolution and linear attention layers.
-        """
-        with_attention = self.array_layers['attention_LPHTS']
-        return [number for number in range(1, len(self.recorder.layers) + 1) if number not in with_attention]
-
-    def list_remarks(self) -> Iterator[str]:
-        num_layers = len(self.recorder.layers)
-        if lacking := self.layers_without_attention:
-            yield (
-                f'{len(lacking)} of {num_layers} layers have no attention matrix ({", ".join(map(str, lacking))}); '
-                f'numbers of heads cover only the other {num_layers - len(lacking)}'
-            )
-        if 'residual_LPTD' not in self.available_arrays:
-            yield 'its layers do not return one hidden state per token; their numbers are omitted'
 
     @functools.cached_property
     def prefix_ids(self) -> list[int]:
@@ -458,7 +438,7 @@ class HFModel(MeasurableModel):
         def compute(ids_PT: np.ndarray) -> dict[str, np.ndarray]:
             position_kwargs = self.make_position_kwargs(ids_PT, position_T)
             ids = torch.as_tensor(ids_PT, dtype=torch.long)
-            with self.recorder.activate(discard_arrays, self.edits):
+            with self.recorder.activate(lambda layer_arrays: None, self.edits):
                 logits_PTV = self.model(input_ids=ids, use_cache=False, **position_kwargs).logits[:, :-1].float()
                 # Over (P, V, T), cross_entropy has ten times the rounding errors: its sums are not contiguous.
                 loss_PT = -logits_PTV.log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]

@@ -65,8 +65,6 @@ class MeasureRequest:
                 raise UserError(f'--{name}={value} is too small; give at least {minimum}')
         if invalid := [threshold for threshold in self.thresholds if not 0 < threshold < 1]:
             raise UserError(f'--eps has {invalid[0]:g}; give shares of attention between 0 and 1')
-        if len({f'{threshold:g}' for threshold in self.thresholds}) < len(self.thresholds):
-            raise UserError('--eps has two thresholds that are equal in six digits; remove one')
 
     def fill_defaults(self, model: MeasurableModel) -> 'MeasureRequest':
         """Return the request with every None filled in.
