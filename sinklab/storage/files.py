@@ -196,17 +196,3 @@ def poll_until(read: Callable[[], T]) -> T:
     while not (result := read()) and time.monotonic() < deadline:
         time.sleep(0.2)
     return result
-
-
-def resolve_name(folder: Path, name: Any, file: object) -> Path:
-    """Return the path below a folder of a name that was read from a file.
-
-    Raises:
-        DamagedFileError: The name is no text, is absolute, or leads out of the folder.
-    """
-    is_relative = isinstance(name, str) and not any(part in ('', '.', '..') for part in name.split('/'))
-    if not is_relative or '\\' in name:
-        raise DamagedFileError(
-            f'{file} names {str(name)[:80]!a}, which is no path inside its folder; download it again'
-        )
-    return folder / name
