@@ -360,7 +360,7 @@ def compute_imported_logits(run_path, ids):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('kind', ['gguf', 'hf'])
+@pytest.mark.parametrize('kind', ['gguf', pytest.param('hf', marks=pytest.mark.exhaustive)])
 def test_stream_and_sample_of_open_model_equal_those_of_imported_run(llama, tokenizer, kind, tmp_path, capsys):
     path, model = llama
     model.save_pretrained(tmp_path / 'original')
