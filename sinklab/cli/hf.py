@@ -110,7 +110,7 @@ def find_importable_dir(model_ref: str) -> Path:
             'hf:PATH'
         )
     num_parameters = files.count_parameters(source)
-    files.check_memory(4 * num_parameters, num_parameters, model_ref)
+    files.check_memory(8 * num_parameters, num_parameters, model_ref)  # in PyTorch and in NumPy
     return source
 
 
