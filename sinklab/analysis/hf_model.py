@@ -47,8 +47,6 @@ class AttentionRecorder:
         self.model = model
         self.name = name
         self.layers = find_layers(model)
-        modules = [module for layer in self.layers for module in layer.modules()]
-        self.attention_modules = [module for module in modules if 'attention' in type(module).__name__.lower()]
         code_names = dict.fromkeys(type(module).__module__ for module in model.modules())
         self.code_modules = [sys.modules[name] for name in code_names if hasattr(sys.modules[name], EAGER)]
         # The state of a forward pass.
@@ -111,16 +109,8 @@ class AttentionRecorder:
                 stack.enter_context(replaced_attributes(code, {EAGER: attend}))
             for layer in self.layers:
                 stack.enter_context(layer.register_forward_hook(self.on_layer_output))
-            for module in self.attention_modules:
-                hook = module.register_forward_pre_hook(self.on_attention_input, with_kwargs=True)
-                stack.enter_context(hook)
             stack.enter_context(torch.inference_mode())
             yield
-
-    def on_attention_input(self, module: torch.nn.Module, args: tuple, kwargs: dict) -> None:
-        hidden_states = args[0] if args else kwargs.get('hidden_states')
-        if isinstance(hidden_states, torch.Tensor) and hidden_states.ndim == 3:
-            self.layer_arrays['normed_PTD'] = hidden_states.float().numpy()
 
     def on_layer_output(self, module: torch.nn.Module, args: tuple, output: Any) -> Any:
         """Edit and store the hidden states that a layer returns, alone or as the first value of a tuple."""

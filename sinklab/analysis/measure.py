@@ -252,17 +252,7 @@ def measure_model(
     arrays = registry.select_saved_arrays(captured, context, metrics)
     layers = model.array_layers.get('attention_LPHTS')
     layer_arrays = {} if layers is None else {'attention_layer_L': np.array(layers)}  # from 1, with attention
-    return Measurement(renumber_layers(numbers, model), dict(arrays) | layer_arrays)
-
-
-def renumber_layers(numbers: dict[str, float], model: MeasurableModel) -> dict[str, float]:
-    """Renumber `norm/normed/LL` by the layers of the model if only some of them have that array.
-
-    It is the only metric per layer whose array is missing in some layers of hybrid models.
-    """
-    layers = model.array_layers.get('normed_LPTD', ())
-    names = {f'norm/normed/{index:02}': f'norm/normed/{layer:02}' for index, layer in enumerate(layers, 1)}
-    return {names.get(name, name): value for name, value in numbers.items()}
+    return Measurement(numbers, dict(arrays) | layer_arrays)
 
 
 @dataclasses.dataclass(frozen=True)

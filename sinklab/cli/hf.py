@@ -173,13 +173,10 @@ def get_cached_import(model_ref: str) -> RunDir:
 
 
 def get_import_dir(model_ref: str) -> RunDir:
-    from sinklab.hf import files, gguf
+    from sinklab.hf import gguf
 
-    if model_ref.startswith(GGUF_PREFIX):
-        identity = gguf.compute_identity(gguf.find_gguf_file(model_ref))
-    else:
-        identity = files.compute_identity(files.find_model_dir(model_ref))
-    return RunDir(get_imports_root() / f'{get_model_name(model_ref)}-{identity}.{IMPORT_VERSION}')
+    name = f'{get_model_name(model_ref)}-{gguf.compute_identity(model_ref)}.{IMPORT_VERSION}'
+    return RunDir(get_imports_root() / name)
 
 
 def get_model_name(model_ref: str) -> str:

@@ -205,11 +205,10 @@ def count_parameters(model_dir: Path) -> int:
     return count
 
 
-def compute_identity(model_dir: Path) -> str:
-    """Compute a digest of the paths, sizes and modification times of the files of a model directory."""
-    paths = [model_dir / CONFIG_FILE, model_dir / 'tokenizer.json', *list_weight_files(model_dir)]
+def compute_identity(paths: list[Path], *versions: Any) -> str:
+    """Compute a digest of the paths, sizes and modification times of files, and of what reads them."""
     stats = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths if path.exists()]
-    return hashlib.sha256(json.dumps(stats).encode()).hexdigest()[:16]
+    return hashlib.sha256(json.dumps([*stats, *versions]).encode()).hexdigest()[:16]
 
 
 def digest_model_dir(model_dir: Path) -> str:

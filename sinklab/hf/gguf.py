@@ -1,9 +1,7 @@
 """Conversion of GGUF files (llama.cpp, Ollama, LM Studio) to transformers folders in float32."""
 
 import contextlib
-import hashlib
 import io
-import json
 import os
 import sys
 import tempfile
@@ -43,7 +41,7 @@ def convert_gguf(model_ref: str) -> Path:
         UserError: The file is missing, damaged, or cannot be read by transformers; a package or memory is missing.
     """
     path = find_gguf_file(model_ref)
-    model_dir = get_cache_dir().resolve() / 'gguf' / f'{path.name}-{compute_identity(path)}'
+    model_dir = get_cache_dir().resolve() / 'gguf' / f'{path.name}-{compute_identity(model_ref)}'
     if model_dir.exists():
         return model_dir
     for library in ('accelerate', 'gguf', 'torch', 'transformers'):
@@ -64,12 +62,14 @@ def find_gguf_file(model_ref: str) -> Path:
     return path
 
 
-def compute_identity(path: Path) -> str:
-    """Compute a digest of a GGUF file's path, size and modification time, and of what converts it."""
-    stat = path.stat()
-    version = import_hf_library('transformers').__version__
-    identity = str(path.resolve()), stat.st_size, stat.st_mtime_ns, CONVERSION_VERSION, version
-    return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
+def compute_identity(model_ref: str) -> str:
+    """Compute a digest of the files of hf:PATH_OR_ID or gguf:PATH, and of what converts a GGUF file."""
+    if model_ref.startswith(GGUF_PREFIX):
+        version = import_hf_library('transformers').__version__
+        return files.compute_identity([find_gguf_file(model_ref)], CONVERSION_VERSION, version)
+    model_dir = files.find_model_dir(model_ref)
+    paths = [model_dir / name for name in (files.CONFIG_FILE, 'tokenizer.json')]
+    return files.compute_identity([*paths, *files.list_weight_files(model_dir)])
 
 
 def read_gguf(path: Path, model_ref: str) -> Any:
