@@ -62,16 +62,8 @@ class AttentionRecorder:
         Raises:
             UserError: The model cannot be run, or its attention cannot be measured.
         """
-        try:
+        with files.call_transformers(f'{self.name} (model type {self.model.config.model_type})'):
             layers = self(TRIAL_IDS, dict)
-        except UserError:
-            raise
-        except Exception as error:  # transformers raises exceptions of many types here
-            raise UserError(
-                f'{self.name} (model type {self.model.config.model_type}) cannot be run by transformers '
-                f'{transformers.__version__}: {format_error(error, with_type=True)}; '
-                f'give {"another model" if self.model.dtype == torch.float32 else "--dtype=float32"}'
-            ) from error
         attentions = [layer['attention_PHTS'] for layer in layers if 'attention_PHTS' in layer]
         if not attentions:
             raise UserError(

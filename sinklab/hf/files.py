@@ -61,7 +61,9 @@ def call_transformers(name: str) -> Iterator[Any]:
         raise
     except Exception as error:
         message = format_error(error, with_type=True)
-        raise UserError(f'{name} cannot be read by transformers {transformers.__version__}: {message}') from error
+        raise UserError(
+            f'{name} cannot be read or run by transformers {transformers.__version__}: {message}'
+        ) from error
     finally:
         logging.set_verbosity(verbosity)
         if has_progress_bars:
