@@ -160,7 +160,7 @@ class OpenedModel:
         matrix_LHTS = arrays['attention_LPHTS'][:, 0]
         layers = self.subject.array_layers.get('attention_LPHTS') or range(1, len(matrix_LHTS) + 1)
         layers = tuple(layer - 1 for layer in layers)
-        return AttentionMatrices(matrix_LHTS, tokens, [*self.subject.get_learned_key_names(), *tokens], layers)
+        return AttentionMatrices(matrix_LHTS, tokens, [*self.subject.learned_key_names, *tokens], layers)
 
     def measure(
         self,

@@ -345,7 +345,7 @@ def test_edits_with_as_many_other_indices_share_a_compiled_program(run, monkeypa
         return apply_edits(edits, layer, target, *args)
 
     monkeypatch.setattr(run_model, 'apply_edits', count_traces)
-    run_model.jit_edited_loss.cache_clear()
+    run_model.jit_forward.cache_clear()
     traces = []
     for n in range(3):
         value = Edit('value', positions=n, value=n / 2, layers=n % 2, heads=(0, 3 - n), dimensions=n)

@@ -4,7 +4,6 @@ import dataclasses
 import json
 import shutil
 
-import numpy as np
 import pytest
 from conftest import make_tiny_spec
 from tokenizers import processors
@@ -16,7 +15,9 @@ from sinklab.errors import UserError, format_extra_command
 from sinklab.hf import convert, files
 from sinklab.run_dir import RunDir
 
-pytest.importorskip('transformers', reason=f'transformers is not installed: {format_extra_command("hf")}')
+SKIP_REASON = f'transformers or torch is not installed: {format_extra_command("hf")}'
+transformers = pytest.importorskip('transformers', reason=SKIP_REASON)
+pytest.importorskip('torch', reason=SKIP_REASON)
 
 CONFIG = dict(
     model_type='llama',
@@ -46,19 +47,9 @@ def make_model_spec(**fields):
 def complete_model(tmp_path_factory):
     """Make a complete Hugging Face folder with two safetensors files."""
     path = tmp_path_factory.mktemp('theirs')
-    model = make_model_spec(kv_heads=2)
-    rng = np.random.default_rng(0)
-    shapes = {
-        hf_name: parameter.hf_shape
-        for parameter in convert.list_parameters(model).values()
-        for hf_name in parameter.hf_names
-    }
-    file_of_array = {}
-    for number, names in enumerate((list(shapes)[:3], list(shapes)[3:]), 1):
-        file = f'model-{number:05}-of-00002.safetensors'
-        file_of_array |= dict.fromkeys(names, file)
-        files.write_arrays(path / file, {name: rng.normal(size=shapes[name]).astype(np.float32) for name in names})
-    files.write_json(path / files.INDEX_FILE, dict(weight_map=file_of_array))
+    model = transformers.AutoModelForCausalLM.from_config(transformers.LlamaConfig(**CONFIG))
+    model.save_pretrained(path, max_shard_size='30KB')
+    assert (path / files.INDEX_FILE).exists()
     (path / 'tokenizer.json').write_text(tokenizer_module.train_tokenizer(['some words of text'], 300))
     files.write_json(path / files.CONFIG_FILE, CONFIG)
     return path

@@ -6,6 +6,7 @@ import numpy as np
 import open_models
 import pytest
 import threadpoolctl
+from conftest import make_case_params
 
 pytest.importorskip('torch', reason='open models need torch, which has no wheel here')
 pytest.importorskip('transformers', reason='open models need transformers')
@@ -66,6 +67,7 @@ def test_captured_queries_keys_and_values_reproduce_attention(model):
     np.testing.assert_allclose(weight / weight.sum(-1, keepdims=True), share, atol=1e-4)
 
 
+@pytest.mark.parametrize('model', make_case_params(FAMILIES, ['llama', 'gpt_oss', 'jamba']), indirect=True)
 def test_metrics_match_matrices_of_transformers(model):
     _family, hf_model, subject = model
     attention, residual = (np.float64(item) for item in open_models.run_transformers(hf_model, IDS_PT))
@@ -79,6 +81,7 @@ def test_metrics_match_matrices_of_transformers(model):
         np.testing.assert_allclose(measured[f'norm/ratio/{layer:02}'], item[0] / item[1:].mean(), rtol=1e-5)
 
 
+@pytest.mark.parametrize('model', make_case_params(FAMILIES, ['llama']), indirect=True)
 def test_metrics_do_not_depend_on_batch_size(model, monkeypatch):
     _, _, subject = model
     expected = measure.measure_model(subject, IDS_PT).numbers
@@ -128,7 +131,7 @@ def test_measure_command_prints_published_values(gpt2, capsys, tmp_path):
 def test_propositions_are_checked_only_for_plain_softmax_models(model):
     family, _, subject = model
     measure_request = measure.MeasureRequest(inputs=('repeated',), sequences=2, length=T)
-    propositions = measure.make_job(subject, measure_request).run().propositions
+    propositions = measure.make_job(subject, measure_request).run().record['propositions']
     assert bool(propositions) == (family in PLAIN_SOFTMAX_FAMILIES)
     assert all(proposition['holds'] for proposition in propositions)
 
@@ -173,6 +176,7 @@ def test_text_begins_with_one_bos_and_ends_without_eos(tmp_path):
     assert HFModel(tmp_path, 'none').encode('import os') == text_ids
 
 
+@pytest.mark.parametrize('model', make_case_params(FAMILIES, ['llama']), indirect=True)
 def test_dtype_of_open_model_changes_numbers_as_rounding_does(model):
     """Compare with float32. Each operation in bfloat16 rounds by at most 2^-9 of a value.
 

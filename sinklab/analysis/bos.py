@@ -7,12 +7,6 @@ from sinklab.config.spec import Spec
 from sinklab.errors import UserError
 
 BosMode = Literal['auto', 'none', 'force']  # as in training, never BOS, always BOS
-# For each mode, (changes of the probe config, changes of the data config) of a run.
-BOS_CHANGES: dict[BosMode, tuple[dict, dict]] = {
-    'auto': ({}, {}),
-    'none': (dict(prepend='none'), dict(fixed_held_out=False)),
-    'force': (dict(prepend='bos'), {}),
-}
 
 
 def check_bos(bos: str) -> None:
@@ -23,11 +17,11 @@ def check_bos(bos: str) -> None:
 
 def apply_bos(spec: Spec, bos: BosMode) -> Spec:
     """Return the config of a run with the changes that --bos asks for."""
-    if bos != 'auto' and spec.data.task != 'text':
+    if bos == 'auto':
+        return spec
+    if spec.data.task != 'text':
         raise UserError(f'--bos={bos} needs texts, but the run was trained on {spec.data.task}; remove it')
-    probe_changes, data_changes = BOS_CHANGES[bos]
-    return dataclasses.replace(
-        spec,
-        probe=dataclasses.replace(spec.probe, **probe_changes),
-        data=dataclasses.replace(spec.data, **data_changes),
-    )
+    if bos == 'force':
+        return dataclasses.replace(spec, probe=dataclasses.replace(spec.probe, prepend='bos'))
+    probe = dataclasses.replace(spec.probe, prepend='none')
+    return dataclasses.replace(spec, probe=probe, data=dataclasses.replace(spec.data, fixed_held_out=False))

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from sinklab.errors import UserError, format_unknown_name
+from sinklab.errors import UserError, format_names, format_unknown_name
 
 # {target: what it replaces}
 TARGETS = {'attention': 'attention weights', 'key': 'keys', 'value': 'values', 'residual': 'hidden states'}
@@ -265,10 +265,5 @@ def check_edits(edits: Sequence[Edit], editable: Mapping[str, EditableArray], le
             if missing := [index for index in edit.get_indices(field) or () if index not in indices]:
                 raise UserError(
                     f'{field}={missing[0]} is not allowed for the {TARGETS[edit.target]} of {name} in a text of '
-                    f'{length} tokens; give {format_indices(indices)}'
+                    f'{length} tokens; give {format_names([*map(str, indices)])}'
                 )
-
-
-def format_indices(indices: Sequence[int]) -> str:
-    is_range = [*indices] == [*range(len(indices))]
-    return f'0 to {len(indices) - 1}' if is_range else ', '.join(map(str, indices))

@@ -18,19 +18,17 @@ from sinklab.analysis.bos import BosMode
 from sinklab.analysis.edits import Edit, EditableArray, apply_edits
 from sinklab.analysis.model_protocol import (
     ExtractFn,
+    MeasurableModel,
     ProgressFn,
-    check_length,
     ignore_progress,
     run_in_batches,
 )
 from sinklab.errors import UserError, format_error
 from sinklab.hf import files, gguf
-from sinklab.hf.files import suppress_transformers_logs
 from sinklab.metrics.metric import Arrays, MetricContext, complete_arrays
 
 # The token ids of the trial pass: two tokens are enough to recognize causal attention.
 TRIAL_IDS = np.zeros((1, 2), np.int64)
-CHECKED_QUERY_STEP = 16  # every 16th query is checked
 EAGER = 'eager_attention_forward'  # the function of a modeling file that computes attention
 
 # Arrays of one layer, under the names of sinklab.metrics.metric without the letter L.
@@ -49,16 +47,10 @@ class AttentionRecorder:
         self.model = model
         self.name = name
         self.layers = find_layers(model)
-        self.attention_modules = [
-            module
-            for layer in self.layers
-            for module in layer.modules()
-            if 'attention' in type(module).__name__.lower()
-        ]
         code_names = dict.fromkeys(type(module).__module__ for module in model.modules())
         self.code_modules = [sys.modules[name] for name in code_names if hasattr(sys.modules[name], EAGER)]
         # The state of a forward pass.
-        self.extract: Callable[[LayerArrays], Any] = discard_arrays
+        self.extract: Callable[[LayerArrays], Any] = dict
         self.edits: tuple[Edit, ...] = ()
         self.layer = 0  # the layer that is running
         self.layer_arrays: LayerArrays = {}
@@ -70,16 +62,8 @@ class AttentionRecorder:
         Raises:
             UserError: The model cannot be run, or its attention cannot be measured.
         """
-        try:
+        with files.call_transformers(f'{self.name} (model type {self.model.config.model_type})'):
             layers = self(TRIAL_IDS, dict)
-        except UserError:
-            raise
-        except Exception as error:  # transformers raises exceptions of many types here
-            raise UserError(
-                f'{self.name} (model type {self.model.config.model_type}) cannot be run by transformers '
-                f'{transformers.__version__}: {format_error(error, with_type=True)}; '
-                f'give {"another model" if self.model.dtype == torch.float32 else "--dtype=float32"}'
-            ) from error
         attentions = [layer['attention_PHTS'] for layer in layers if 'attention_PHTS' in layer]
         if not attentions:
             raise UserError(
@@ -117,16 +101,8 @@ class AttentionRecorder:
                 stack.enter_context(replaced_attributes(code, {EAGER: attend}))
             for layer in self.layers:
                 stack.enter_context(layer.register_forward_hook(self.on_layer_output))
-            for module in self.attention_modules:
-                hook = module.register_forward_pre_hook(self.on_attention_input, with_kwargs=True)
-                stack.enter_context(hook)
             stack.enter_context(torch.inference_mode())
             yield
-
-    def on_attention_input(self, module: torch.nn.Module, args: tuple, kwargs: dict) -> None:
-        hidden_states = args[0] if args else kwargs.get('hidden_states')
-        if isinstance(hidden_states, torch.Tensor) and hidden_states.ndim == 3:
-            self.layer_arrays['normed_PTD'] = hidden_states.float().numpy()
 
     def on_layer_output(self, module: torch.nn.Module, args: tuple, output: Any) -> Any:
         """Edit and store the hidden states that a layer returns, alone or as the first value of a tuple."""
@@ -194,19 +170,17 @@ class AttentionRecorder:
     def check_outputs(
         self, attention_PHTS: torch.Tensor, value_PHSK: torch.Tensor, output_PTHK: torch.Tensor
     ) -> None:
-        """Compare the outputs of some queries, the last among them, with the sums of values.
+        """Compare the outputs with the sums of values.
 
         Raises:
             UserError: They differ, or are not finite.
         """
-        queries = slice((attention_PHTS.shape[2] - 1) % CHECKED_QUERY_STEP, None, CHECKED_QUERY_STEP)
         value_PHSK = repeat_heads(value_PHSK, attention_PHTS.shape[1])
-        output_PTHK = output_PTHK[:, queries]
         if not output_PTHK.isfinite().all():
             raise UserError(
                 f'{self.name} computes outputs of attention that are not finite; give another model or dtype'
             )
-        difference = (sum_values(attention_PHTS[:, :, queries], value_PHSK) - output_PTHK).abs().max()
+        difference = (sum_values(attention_PHTS, value_PHSK) - output_PTHK).abs().max()
         tolerance = max(1e-4, 4 * torch.finfo(output_PTHK.dtype).eps)
         if not difference <= tolerance * output_PTHK.abs().max():
             raise UserError(
@@ -215,14 +189,9 @@ class AttentionRecorder:
             )
 
 
-def discard_arrays(layer_arrays: LayerArrays) -> None:
-    """Keep no array of a layer."""
-
-
 def repeat_heads(array_PGSK: torch.Tensor, heads: int) -> torch.Tensor:
     """Repeat the keys or values of each group of heads for each of its heads."""
-    size = heads // array_PGSK.shape[1]
-    return array_PGSK.repeat_interleave(size, 1) if size > 1 else array_PGSK
+    return array_PGSK.repeat_interleave(heads // array_PGSK.shape[1], 1)
 
 
 def find_visible_keys(mask_PHTS: torch.Tensor | None, queries: int, keys: int) -> torch.Tensor:
@@ -271,7 +240,7 @@ NUM_FIRST_KEYS = 10  # number of first tokens whose importance is reported, as i
 MAX_BATCH_BYTES = 1 << 26  # bytes of the attention weights of one layer in a batch
 
 
-class HFModel:
+class HFModel(MeasurableModel):
     """A causal language model of transformers.
 
     `bos` is `auto` (what the tokenizer adds by itself), `none`, or `force` (BOS before every text). `dtype` is the
@@ -286,10 +255,16 @@ class HFModel:
         num_parameters = files.count_parameters(self.model_dir)
         torch_dtype = getattr(torch, dtype)
         files.check_memory(torch_dtype.itemsize * num_parameters, num_parameters, self.name, dtype)
-        self.model = load_model(self.model_dir, self.name, torch_dtype)
+        self.model = files.load_model(self.model_dir, self.name, dtype=torch_dtype)
         self.config = self.model.config.get_text_config()
         self.vocabulary = self.config.vocab_size
+        limit = getattr(self.config, 'max_position_embeddings', None)
+        self.max_length = limit if limit and limit > 0 else None  # -1 in XLNet means that there is no limit
+        # The kind of position encoding is guessed from modules: transformers has no common field for it.
+        is_rotary = any('rotary' in type(module).__name__.lower() for module in self.model.modules())
+        self.position = 'rotary' if is_rotary else 'learned'
         self.has_sinks = any(hasattr(module, 'sinks') for module in self.model.modules())
+        self.learned_key_names = ['(sink)'] * self.has_sinks
         self.recorder = AttentionRecorder(self.model, self.name)
         layer_arrays = self.recorder.run_trial()
         names = sorted({name for layer in layer_arrays for name in layer})
@@ -301,6 +276,17 @@ class HFModel:
         self.num_heads = next(layer['attention_PHTS'].shape[1] for layer in layer_arrays if 'attention_PHTS' in layer)
         self.editable_arrays = find_editable_arrays(layer_arrays, self.num_heads)
         self.edits: tuple[Edit, ...] = ()
+        self.remarks = gguf.read_remarks(self.model_dir)
+        layers = range(1, len(layer_arrays) + 1)
+        # State-space, convolution and linear attention layers have no attention matrix.
+        self.layers_without_attention = sorted({*layers} - {*self.array_layers['attention_LPHTS']})
+        if lacking := self.layers_without_attention:
+            self.remarks.append(
+                f'{len(lacking)} of {len(layers)} layers have no attention matrix ({", ".join(map(str, lacking))}); '
+                f'numbers of heads cover only the other {len(layers) - len(lacking)}'
+            )
+        if 'residual_LPTD' not in self.available_arrays:
+            self.remarks.append('its layers do not return one hidden state per token; their numbers are omitted')
 
     def copy_with_edits(self, edits: tuple[Edit, ...]) -> 'HFModel':
         clone = copy.copy(self)
@@ -317,41 +303,12 @@ class HFModel:
         try:
             tokenizer = transformers.AutoTokenizer.from_pretrained(self.model_dir, trust_remote_code=False)
         except Exception as error:  # transformers raises exceptions of many types here
-            message = format_error(error)
-            raise UserError(f'{self.name} has no tokenizer ({message}); give --inputs=random or repeated') from error
+            message = f'{self.name} has no tokenizer ({format_error(error)}); give --inputs=random or repeated'
+            raise UserError(message) from error
         # transformers makes an empty tokenizer if there are no files.
         if len(tokenizer) <= len(tokenizer.all_special_ids):
             raise UserError(f'{self.name} has no tokenizer, or an empty one; give --inputs=random or repeated')
         return tokenizer
-
-    @property
-    def layers_without_attention(self) -> list[int]:
-        """The layers, from 1, without an attention matrix.
-
-        These are state-space, convolution and linear attention layers.
-        """
-        with_attention = self.array_layers['attention_LPHTS']
-        return [number for number in range(1, len(self.recorder.layers) + 1) if number not in with_attention]
-
-    @property
-    def remarks(self) -> tuple[str, ...]:
-        """Sentences that say where weights come from, and what is not measured, and why."""
-        remarks = gguf.read_remarks(self.model_dir)
-        if lacking := self.layers_without_attention:
-            num_layers = len(self.recorder.layers)
-            remarks.append(
-                f'{len(lacking)} of {num_layers} layers have no attention matrix ({", ".join(map(str, lacking))}); '
-                f'numbers of heads cover only the other {num_layers - len(lacking)}'
-            )
-        if 'residual_LPTD' not in self.available_arrays:
-            remarks.append('its layers do not return one hidden state per token; their numbers are omitted')
-        return tuple(remarks)
-
-    @property
-    def position(self) -> str:
-        """The kind of position encoding, guessed from modules: transformers has no common field for it."""
-        rotary = any('rotary' in type(module).__name__.lower() for module in self.model.modules())
-        return 'rotary' if rotary else 'learned'
 
     @functools.cached_property
     def prefix_ids(self) -> list[int]:
@@ -367,7 +324,7 @@ class HFModel:
             return [self.tokenizer.bos_token_id]
         for text in ('a', 'A', '0', '.', ' '):  # a tokenizer may ignore some of them
             ids = self.tokenizer(text)['input_ids']
-            text_ids = self.encode_text(text)
+            text_ids = self.tokenizer(text, add_special_tokens=False)['input_ids']
             starts = (start for start in range(len(ids)) if ids[start : start + len(text_ids)] == text_ids)
             if text_ids and (start := next(starts, None)) is not None:
                 return ids[:start]
@@ -376,38 +333,21 @@ class HFModel:
         )
 
     def encode_text(self, text: str) -> list[int]:
+        """Return the token ids of a text, without those before every text if it begins with them."""
         # verbose=False: no warning that the text is longer than the model reads, since it is cut later
-        return self.tokenizer(text, add_special_tokens=False, verbose=False)['input_ids']
-
-    def encode(self, text: str) -> list[int]:
-        prefix_ids = self.prefix_ids
-        ids = self.encode_text(text)
-        ids = ids if prefix_ids and ids[: len(prefix_ids)] == prefix_ids else [*prefix_ids, *ids]
-        if unknown_ids := [token_id for token_id in ids if token_id >= self.vocabulary]:
+        ids = self.tokenizer(text, add_special_tokens=False, verbose=False)['input_ids']
+        if (largest_id := max([*self.prefix_ids, *ids], default=0)) >= self.vocabulary:
             raise UserError(
-                f'the tokenizer of {self.name} gives the id {unknown_ids[0]}, but the model has ids below '
+                f'the tokenizer of {self.name} gives the id {largest_id}, but the model has ids below '
                 f'{self.vocabulary}: it belongs to another model'
             )
-        return ids
+        return ids[len(self.prefix_ids) :] if ids[: len(self.prefix_ids)] == self.prefix_ids else ids
 
-    def encode_windows(self, text: str, length: int) -> list[list[int]]:
-        ids = self.encode(text)
-        size = max(1, length - len(self.prefix_ids))
-        return [[*self.prefix_ids, *ids[end - size : end]][:length] for end in range(length, len(ids) + 1, size)]
+    def add_first_tokens(self, ids: list[int]) -> list[int]:
+        return [*self.prefix_ids, *ids]
 
     def decode_tokens(self, ids_T: np.ndarray) -> list[str]:
         return [self.tokenizer.decode([int(token_id)]) for token_id in ids_T]
-
-    @property
-    def max_length(self) -> int | None:
-        limit = getattr(self.config, 'max_position_embeddings', None)
-        return limit if limit and limit > 0 else None  # -1 in XLNet means that there is no limit
-
-    def get_learned_key_names(self) -> list[str]:
-        return ['(sink)'] * self.has_sinks
-
-    def apply_training_format(self, ids_PT: np.ndarray) -> np.ndarray:
-        return ids_PT
 
     def make_context(self, length: int, **overrides: Any) -> MetricContext:
         windows = self.find_windows(length)
@@ -443,39 +383,44 @@ class HFModel:
         position_T: np.ndarray | None = None,
         on_progress: ProgressFn = ignore_progress,
     ) -> dict[str, np.ndarray]:
-        length = check_length(self, ids_PT)
-        self.check_positions(position_T)
+        length = self.check_length(ids_PT)
         batch_size = max(1, MAX_BATCH_BYTES // (4 * self.num_heads * length**2))
         context = self.make_context(length)
+        # NumPy computes the small products of metrics with one thread: its threads wait for those of PyTorch.
+        thread_pools = threadpoolctl.ThreadpoolController()
 
         def extract_completed(layer: LayerArrays) -> Arrays:
-            with find_thread_pools().limit(limits=1, user_api='blas'):
+            with thread_pools.limit(limits=1, user_api='blas'):
                 return extract(
                     complete_arrays({add_layer_axis(name): array[None] for name, array in layer.items()}, context)
                 )
 
         def compute(ids_PT: np.ndarray) -> dict[str, np.ndarray]:
-            position_kwargs = make_position_kwargs(ids_PT, position_T)
+            position_kwargs = self.make_position_kwargs(ids_PT, position_T)
             return stack_layers(self.recorder(ids_PT, extract_completed, self.edits, **position_kwargs))
 
         return run_in_batches(compute, ids_PT, batch_size, on_progress)
 
-    def check_positions(self, position_T: np.ndarray | None) -> None:
-        """Raise UserError if positions are given and the model takes no `position_ids`."""
-        if position_T is not None and 'position_ids' not in inspect.signature(self.model.forward).parameters:
-            raise UserError(
-                f'{self.name} (model type {self.config.model_type}) takes no positions of tokens (position_ids); '
-                'remove --positions'
-            )
+    def make_position_kwargs(self, ids_PT: np.ndarray, position_T: np.ndarray | None) -> dict[str, torch.Tensor]:
+        """Return the keyword arguments of a forward pass for token positions; None: the model's own.
+
+        The attention mask says that each row is one text. Without it transformers takes decreasing positions for the
+        start of another text.
+        """
+        if position_T is None:
+            return {}
+        if 'position_ids' not in inspect.signature(self.model.forward).parameters:
+            raise UserError(f'{self.name} takes no positions of tokens (position_ids); remove --positions')
+        position_PT = np.broadcast_to(position_T, ids_PT.shape).copy()
+        return dict(position_ids=torch.as_tensor(position_PT), attention_mask=torch.ones(ids_PT.shape))
 
     def compute_token_losses(self, ids_PT: np.ndarray, position_T: np.ndarray | None = None) -> np.ndarray:
-        length = check_length(self, ids_PT)
-        self.check_positions(position_T)
+        length = self.check_length(ids_PT)
 
         def compute(ids_PT: np.ndarray) -> dict[str, np.ndarray]:
-            position_kwargs = make_position_kwargs(ids_PT, position_T)
+            position_kwargs = self.make_position_kwargs(ids_PT, position_T)
             ids = torch.as_tensor(ids_PT, dtype=torch.long)
-            with self.recorder.activate(discard_arrays, self.edits):
+            with self.recorder.activate(lambda layer_arrays: None, self.edits):
                 logits_PTV = self.model(input_ids=ids, use_cache=False, **position_kwargs).logits[:, :-1].float()
                 # Over (P, V, T), cross_entropy has ten times the rounding errors: its sums are not contiguous.
                 loss_PT = -logits_PTV.log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
@@ -497,47 +442,6 @@ def find_editable_arrays(layer_arrays: list[LayerArrays], num_heads: int) -> dic
     return editable_arrays
 
 
-def make_position_kwargs(ids_PT: np.ndarray, position_T: np.ndarray | None) -> dict[str, torch.Tensor]:
-    """Return the keyword arguments of a forward pass for token positions; None: the model's own.
-
-    The attention mask says that each row is one text. Without it transformers takes decreasing positions for the
-    start of another text.
-    """
-    if position_T is None:
-        return {}
-    position_PT = np.broadcast_to(position_T, ids_PT.shape).copy()
-    return dict(position_ids=torch.as_tensor(position_PT), attention_mask=torch.ones(ids_PT.shape))
-
-
-@functools.cache
-def find_thread_pools() -> threadpoolctl.ThreadpoolController:
-    """Find the thread pools of BLAS libraries.
-
-    The products of metrics are small. NumPy computes them with one thread, because its threads wait for each other
-    longer than they compute when the threads of PyTorch or of another program use the same cores.
-    """
-    return threadpoolctl.ThreadpoolController()
-
-
-def load_model(model_dir: Path, name: str, dtype: torch.dtype) -> torch.nn.Module:
-    """Load a model with eager attention; refuse it if a parameter is missing in its files."""
-    options = dict(dtype=dtype, attn_implementation='eager', use_safetensors=True, trust_remote_code=False)
-    with suppress_transformers_logs(transformers):
-        try:
-            loaded: Any = transformers.AutoModelForCausalLM.from_pretrained(
-                model_dir, output_loading_info=True, **options
-            )
-            model, loading_info = loaded
-        except Exception as error:  # errors of the config, of weights, or of missing packages
-            raise UserError(
-                f'{name} cannot be loaded by transformers {transformers.__version__}: '
-                f'{format_error(error, with_type=True)}'
-            ) from error
-    if missing := sorted(map(str, [*loading_info['missing_keys'], *loading_info['mismatched_keys']])):
-        raise UserError(f'{name} is incomplete: {len(missing)} of its arrays are missing ({missing[0]}, ...)')
-    return model.eval()
-
-
 def add_layer_axis(name: str) -> str:
     """Return the name of an array with the axis L, such as residual_LPTD for residual_PTD."""
     return name.replace('_P', '_LP')
@@ -555,12 +459,7 @@ def concatenate_layers(name: str, arrays: list[np.ndarray]) -> np.ndarray:
     Heads of different widths K are padded with zeros to the widest, which changes no norm, product or variance.
     """
     axes = name.rpartition('_')[2]
-    if axes.endswith('K'):
-        widest = max(array.shape[-1] for array in arrays)
-        arrays = [
-            np.pad(array, [(0, 0)] * (array.ndim - 1) + [(0, widest - array.shape[-1])])
-            if array.shape[-1] < widest
-            else array
-            for array in arrays
-        ]
+    if len({array.shape[-1] for array in arrays}) > 1 and axes.endswith('K'):
+        width = max(array.shape[-1] for array in arrays)
+        arrays = [np.pad(array, [*[(0, 0)] * (array.ndim - 1), (0, width - array.shape[-1])]) for array in arrays]
     return np.concatenate(arrays, axes.index('L') if 'L' in axes else 0)

@@ -1,7 +1,6 @@
 """Tasks of lm-evaluation-harness on a checkpoint of a run or on a Hugging Face model."""
 
 import contextlib
-import difflib
 import os
 import sys
 from collections.abc import Iterator
@@ -16,9 +15,9 @@ from lm_eval.tasks import TaskManager
 from sinklab.analysis.model_ref import resolve_checkpoint
 from sinklab.analysis.run_model import RunModel
 from sinklab.config.spec import Spec
-from sinklab.errors import UserError, format_error
+from sinklab.errors import UserError, format_error, format_unknown_name
 from sinklab.hf import gguf
-from sinklab.run_dir import GGUF_PREFIX, MODEL_PREFIXES
+from sinklab.run_dir import MODEL_PREFIXES
 
 MIN_LENGTH = 32  # shorter texts are padded to this length
 BOOTSTRAP_ITERATIONS = 1000  # for the bootstrapped standard error
@@ -50,29 +49,37 @@ class SinklabLM(TemplateLM):
         return [self.eot_token_id, *self.prefix_ids][-1]
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
-        ids = self.run_model.encode(string)
-        return ids[len(self.prefix_ids) :] if add_special_tokens is False else ids
+        return self.run_model.encode_text(string) if add_special_tokens is False else self.run_model.encode(string)
 
     def _loglikelihood_tokens(self, requests: list, disable_tqdm: bool = False, **_: Any) -> list[tuple[float, bool]]:
-        parts_by_request = [[*self.split_request(context, continuation)] for _, context, continuation in requests]
-        scores = iter(self.score_parts([part for items in parts_by_request for part in items]))
-        scores_by_request = [[next(scores) for _ in items] for items in parts_by_request]
-        return [
-            (sum((score for score, _ in items), 0.0), all(greedy for _, greedy in items))
-            for items in scores_by_request
-        ]
+        """Return (log-probability of the continuation, whether greedy decoding gives it) for each request.
+
+        Lengths are padded to powers of two, so that there are few shapes to compile. Padding follows the text, so
+        that its causal attention does not see it.
+        """
+        parts_by_length: dict[int, list[tuple[int, list[int], int]]] = {}
+        for index, (_, context, continuation) in enumerate(requests):
+            for ids, num_predicted in self.split_request(context, continuation):
+                parts = parts_by_length.setdefault(self.choose_length(len(ids) - 1), [])
+                parts.append((index, ids, num_predicted))
+        scores = np.zeros(len(requests))
+        is_greedy = np.ones(len(requests), bool)
+        for length, parts in parts_by_length.items():
+            ids_PT = np.array([[*ids, *[0] * (length + 1 - len(ids))] for _, ids, _ in parts], np.int32)
+            arrays = self.run_model.score_tokens(ids_PT)
+            for row, (index, ids, num_predicted) in enumerate(parts):
+                predicted = 0, row, slice(len(ids) - 1 - num_predicted, len(ids) - 1)
+                scores[index] -= arrays['loss_LPT'][predicted].sum(dtype=float)
+                is_greedy[index] &= arrays['is_greedy_LPT'][predicted].all()
+        return list(zip(scores.tolist(), is_greedy.tolist(), strict=True))
 
     def loglikelihood_rolling(self, requests: list, disable_tqdm: bool = False) -> list[float]:
-        texts = [self.tok_encode(request.args[0], add_special_tokens=False) for request in requests]
+        texts = [self.run_model.encode_text(request.args[0]) for request in requests]
         scores = self._loglikelihood_tokens([(None, [self.prefix_token_id], ids) for ids in texts], disable_tqdm)
         return [score for score, _ in scores]
 
     def generate_until(self, requests: list, disable_tqdm: bool = False) -> list[str]:
         raise UserError('a task generates text, and runs only score given texts; give a task with choices or a loss')
-
-    def truncate(self, ids: list[int]) -> list[int]:
-        """Drop ids after the prefix until the rest fits the training length."""
-        return [*self.prefix_ids, *ids[len(self.prefix_ids) :][-self.max_text_tokens :]]
 
     def split_request(self, context: list[int], continuation: list[int]) -> Iterator[tuple[list[int], int]]:
         """Yield (ids, number of last ids to predict): one part, or several for a long continuation."""
@@ -80,29 +87,8 @@ class SinklabLM(TemplateLM):
         ids = [*context, *continuation]
         for start in range(len(context), len(ids), self.max_text_tokens):
             end = min(start + self.max_text_tokens, len(ids))
-            yield [*self.truncate(ids[: end - 1]), ids[end - 1]], end - start
-
-    def score_parts(self, parts: list[tuple[list[int], int]]) -> list[tuple[float, bool]]:
-        """Return (log-probability of the predicted ids, whether greedy decoding gives them) for each part.
-
-        Lengths are padded to powers of two, so that there are few shapes to compile. Padding follows the text, so
-        that its causal attention does not see it.
-        """
-        scores: list[Any] = [None] * len(parts)
-        indices_by_length: dict[int, list[int]] = {}
-        for index, (ids, _) in enumerate(parts):
-            indices_by_length.setdefault(self.choose_length(len(ids) - 1), []).append(index)
-        for length, indices in indices_by_length.items():
-            ids_PT = np.zeros((len(indices), length + 1), np.int32)
-            for row, index in enumerate(indices):
-                ids_PT[row, : len(parts[index][0])] = parts[index][0]
-            arrays = self.run_model.score_tokens(ids_PT)
-            for row, index in enumerate(indices):
-                ids, num_predicted = parts[index]
-                predicted = 0, row, slice(len(ids) - 1 - num_predicted, len(ids) - 1)
-                is_greedy = bool(arrays['is_greedy_LPT'][predicted].all())
-                scores[index] = -arrays['loss_LPT'][predicted].sum(dtype=float), is_greedy
-        return scores
+            text_ids = ids[len(self.prefix_ids) : end - 1][-self.max_text_tokens :]
+            yield [*self.prefix_ids, *text_ids, ids[end - 1]], end - start
 
     def choose_length(self, length: int) -> int:
         """Return the padded length of a text."""
@@ -111,17 +97,15 @@ class SinklabLM(TemplateLM):
 
 def check_scorable(spec: Spec, name: str) -> None:
     """Refuse a run that cannot score texts, or that was trained on another format of texts."""
-    data, prefix = spec.data, spec.model.mask.prefix
+    data = spec.data
     if data.task != 'text':
         raise UserError(f'{name} was trained on {data.task}, not on text; give another run')
-    if prefix:
+    has_fixed_token = (data.fixed_position or 1) > 1 and data.fixed_held_out
+    if spec.model.mask.prefix or has_fixed_token or data.random_first:
         raise UserError(
-            f'{name} does not predict the first {prefix} tokens of a text (mask.prefix); give another run'
+            f'{name} was trained with mask.prefix, or with fixed or random tokens inside texts (data.fixed_position, '
+            'data.random_first), and does not score plain texts; give another run'
         )
-    if (data.fixed_position or 1) > 1 and data.fixed_held_out:
-        raise UserError(f'{name} was trained with a fixed token inside texts (data.fixed_position); give another run')
-    if data.random_first:
-        raise UserError(f'{name} was trained with random tokens inside texts (data.random_first); give another run')
 
 
 def load_task_manager(task_names: list[str], include_dir: str | None) -> TaskManager:
@@ -137,16 +121,22 @@ def match_tasks(manager: TaskManager, task_names: list[str]) -> list[str]:
     """Return the tasks that match names or patterns; raise UserError for a name that matches none."""
     for name in task_names:
         if not manager.match_tasks([name]):
-            suggestions = difflib.get_close_matches(name, manager.all_tasks, 3)
-            hint = f'did you mean {" or ".join(suggestions)}?' if suggestions else 'give --include=DIR for your own'
-            raise UserError(f'--tasks={name} is not a task of lm-evaluation-harness; {hint}')
+            message = format_unknown_name(
+                f'--tasks={name}', name, manager.all_tasks, 'tasks of lm-evaluation-harness'
+            )
+            raise UserError(f'{message}; give --include=DIR for your own')
     return manager.match_tasks(task_names)
 
 
-def load_lm(model_ref: str) -> LM:
-    """Load a checkpoint of a run, or an open model by the Hugging Face loader of lm-evaluation-harness."""
+def load_lm(model_ref: str) -> tuple[LM, dict[str, Any]]:
+    """Load a checkpoint of a run, or an open model by the Hugging Face loader of lm-evaluation-harness.
+
+    Returns:
+        The model, and its entries in the results.
+    """
     if not model_ref.startswith(MODEL_PREFIXES):
-        return SinklabLM(RunModel(*resolve_checkpoint(model_ref)))
+        run_model = RunModel(*resolve_checkpoint(model_ref))
+        return SinklabLM(run_model), dict(model=run_model.name, digest=run_model.digest)
     model_dir = gguf.find_model_dir(model_ref)
     try:
         import torch
@@ -155,7 +145,10 @@ def load_lm(model_ref: str) -> LM:
         raise UserError(f"{model_ref} needs {error.name}; install it: pip install 'lm-eval[hf]'") from error
     device = 'cuda' if torch.cuda.is_available() else 'cpu'
     with contextlib.redirect_stdout(sys.stderr):
-        return HFLM(pretrained=str(model_dir), device=device, batch_size=HF_BATCH_SIZE)
+        lm = HFLM(pretrained=str(model_dir), device=device, batch_size=HF_BATCH_SIZE)
+    remarks = gguf.read_remarks(model_dir)
+    header = dict(model=model_ref, dtype=str(lm.model.dtype).removeprefix('torch.'))
+    return lm, header | (dict(remarks=remarks) if remarks else {})
 
 
 def evaluate_tasks(
@@ -169,7 +162,7 @@ def evaluate_tasks(
     os.environ['DISABLE_MULTIPROC'] = '1'  # lm_eval would fork this process, which has threads
     manager = load_task_manager(task_names, include_dir)
     matched_names = match_tasks(manager, task_names)
-    lm = load_lm(model_ref)  # after names are checked, since it can take minutes
+    lm, header = load_lm(model_ref)  # after names are checked, since it can take minutes
     try:
         with contextlib.redirect_stdout(sys.stderr):
             results = lm_eval.simple_evaluate(
@@ -189,18 +182,7 @@ def evaluate_tasks(
             'their data from the Hugging Face hub, or from the files that their YAML file names'
         ) from error
     summaries = {name: summarize_task(name, results) for name in {**results['results'], **results.get('groups', {})}}
-    if isinstance(lm, SinklabLM):
-        header = dict(model=lm.run_model.name, digest=lm.run_model.digest)
-    else:
-        header = describe_open_model(model_ref, lm)
     return dict(**header, lm_eval=version('lm_eval'), limit=limit, tasks=summaries)
-
-
-def describe_open_model(model_ref: str, lm: Any) -> dict[str, Any]:
-    header = dict(model=model_ref, dtype=str(lm.model.dtype).removeprefix('torch.'))
-    if not model_ref.startswith(GGUF_PREFIX):
-        return header
-    return header | dict(remarks=gguf.read_remarks(gguf.convert_gguf(model_ref)))
 
 
 def summarize_task(name: str, results: dict) -> dict[str, Any]:

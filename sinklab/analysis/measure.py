@@ -5,7 +5,7 @@ import itertools
 import json
 import math
 from collections.abc import Callable, Collection, Mapping
-from pathlib import Path, PurePath
+from pathlib import PurePath
 from typing import Any
 
 import numpy as np
@@ -18,11 +18,7 @@ from sinklab.data.sources import open_source
 from sinklab.errors import UserError, format_unknown_name
 from sinklab.metrics import registry
 from sinklab.metrics.emergence import find_emergence, find_first_heads
-from sinklab.metrics.metric import (
-    Arrays,
-    MetricContext,
-    MetricInfo,
-)
+from sinklab.metrics.metric import Arrays, MetricContext, MetricInfo
 from sinklab.metrics.propositions import judge_propositions
 from sinklab.metrics.sink import SINK_THRESHOLD
 from sinklab.storage.files import atomic_write
@@ -69,8 +65,6 @@ class MeasureRequest:
                 raise UserError(f'--{name}={value} is too small; give at least {minimum}')
         if invalid := [threshold for threshold in self.thresholds if not 0 < threshold < 1]:
             raise UserError(f'--eps has {invalid[0]:g}; give shares of attention between 0 and 1')
-        if len({f'{threshold:g}' for threshold in self.thresholds}) < len(self.thresholds):
-            raise UserError('--eps has two thresholds that are equal in six digits; remove one')
 
     def fill_defaults(self, model: MeasurableModel) -> 'MeasureRequest':
         """Return the request with every None filled in.
@@ -253,47 +247,21 @@ def measure_model(
     metrics = select_metrics(model.available_arrays, names)
     captured = model.capture(ids_PT, MetricExtractor(context, names), position_T, on_progress)
     if context.triggers and isinstance(model, RunModel):
-        captured |= dict(trigger_PT=model.find_triggers(ids_PT))
+        captured |= dict(trigger_PT=ids_PT < model.spec.data.triggers)
     numbers = {name: float(value) for name, value in registry.compute_numbers(captured, context, metrics).items()}
     arrays = registry.select_saved_arrays(captured, context, metrics)
-    return Measurement(renumber_layers(numbers, model), dict(arrays) | make_layer_arrays(model))
-
-
-def renumber_layers(numbers: dict[str, float], model: MeasurableModel) -> dict[str, float]:
-    """Renumber `norm/normed/LL` by the layers of the model if only some of them have that array.
-
-    It is the only metric per layer whose array is missing in some layers of hybrid models.
-    """
-    layers = model.array_layers.get('normed_LPTD', ())
-    names = {f'norm/normed/{index:02}': f'norm/normed/{layer:02}' for index, layer in enumerate(layers, 1)}
-    return {names.get(name, name): value for name, value in numbers.items()}
-
-
-def make_layer_arrays(model: MeasurableModel) -> dict[str, np.ndarray]:
-    """Return `attention_layer_L`, the layers of a Hugging Face model, from 1, that have attention."""
     layers = model.array_layers.get('attention_LPHTS')
-    return {} if layers is None else {'attention_layer_L': np.array(layers)}
-
-
-def save_measurement(path: Path, measurement: Measurement) -> None:
-    with atomic_write(path) as unfinished, unfinished.open('wb') as file:
-        np.savez_compressed(file, numbers=json.dumps(measurement.numbers), **measurement.arrays)
+    layer_arrays = {} if layers is None else {'attention_layer_L': np.array(layers)}  # from 1, with attention
+    return Measurement(numbers, dict(arrays) | layer_arrays)
 
 
 @dataclasses.dataclass(frozen=True)
 class MeasureResult:
     """The result of a MeasureJob. It does not hold the model, whose memory can be freed."""
 
-    header: dict[str, Any]  # model, digest, dtype, and fields of the request
+    record: dict[str, Any]  # as it is printed and written to measured.json
     step: int | None  # the step of a run
     measurements: dict[str, Measurement]  # for each input
-    published: dict[str, float]
-    propositions: list[dict[str, Any]]  # the paper's propositions on repeated tokens, if they cover this model
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the result as it is printed and written to measured.json."""
-        numbers = {name: replace_nonfinite(measurement.numbers) for name, measurement in self.measurements.items()}
-        return dict(self.header, inputs=numbers, published=self.published, propositions=self.propositions)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -312,22 +280,23 @@ class MeasureJob:
     def run(self, on_progress: ProgressFn = ignore_progress, names: tuple[str, ...] | None = None) -> MeasureResult:
         """Measure all inputs; `names` as in `measure_model`."""
         measurements = {name: self.measure_input(name, on_progress, names) for name in self.ids_by_input}
-        header: dict[str, Any] = dict(
-            model=self.model.name, digest=self.model.digest, dtype=self.model.dtype, bos=self.model.bos
+        optional_fields = {name: value for name in ('seed', 'positions') if (value := getattr(self.request, name))}
+        remarks = [*self.model.remarks, *self.remarks]
+        is_unchanged = self.model.bos == 'auto' and not self.request.positions  # as in the paper
+        record = dict(
+            model=self.model.name,
+            digest=self.model.digest,
+            dtype=self.model.dtype,
+            bos=self.model.bos,
+            **{name: getattr(self.request, name) for name in OPEN_MODEL_DEFAULTS},
+            **optional_fields,
+            **(dict(remarks=remarks) if remarks else {}),
+            inputs={name: replace_nonfinite(measurement.numbers) for name, measurement in measurements.items()},
+            published=find_published(self.model.name, self.request.length) if is_unchanged else {},
+            propositions=self.evaluate_propositions(measurements),
         )
-        header |= {name: getattr(self.request, name) for name in OPEN_MODEL_DEFAULTS}
-        header |= {name: value for name in ('seed', 'positions') if (value := getattr(self.request, name))}
-        if remarks := [*self.model.remarks, *self.remarks]:
-            header |= dict(remarks=remarks)
         step = self.model.step if isinstance(self.model, RunModel) else None
-        return MeasureResult(
-            header, step, measurements, self.get_published(), self.evaluate_propositions(measurements)
-        )
-
-    def get_published(self) -> dict[str, float]:
-        """Return the published sink rates if BOS and positions are those of the paper."""
-        is_unchanged = self.model.bos == 'auto' and not self.request.positions
-        return find_published(self.model.name, self.request.length) if is_unchanged else {}
+        return MeasureResult(record, step, measurements)
 
     def evaluate_propositions(self, measurements: dict[str, Measurement]) -> list[dict[str, Any]]:
         is_covered = self.model.is_causal_softmax(self.request.length) and not self.request.positions
@@ -373,7 +342,7 @@ def summarize_series(results: list[MeasureResult]) -> dict[str, dict[str, Any]]:
 
 def make_record(results: list[MeasureResult], is_series: bool) -> dict[str, Any]:
     """Make the record of one step, or that of a series of steps."""
-    steps = [result.to_dict() for result in results]
+    steps = [result.record for result in results]
     return dict(steps=steps, series=summarize_series(results)) if is_series else steps[0]
 
 
@@ -386,7 +355,8 @@ def write_results(results: list[MeasureResult], output_dir: str, is_series: bool
         step_dir = parse_path(output_dir) / (f'{result.step:08}' if is_series else '')
         step_dir.mkdir(parents=True, exist_ok=True)
         for name, measurement in result.measurements.items():
-            save_measurement(step_dir / f'{name}.npz', measurement)
+            with atomic_write(step_dir / f'{name}.npz') as unfinished, unfinished.open('wb') as file:
+                np.savez_compressed(file, numbers=json.dumps(measurement.numbers), **measurement.arrays)
     with atomic_write(parse_path(output_dir) / 'measured.json') as unfinished:
         unfinished.write_text(
             json.dumps(make_record(results, is_series), indent=2, allow_nan=False), encoding='utf-8'

@@ -1,7 +1,8 @@
-"""The protocol of a model that can be measured: encode text, capture arrays, compute losses."""
+"""The base of models that can be measured: encode text, capture arrays, compute losses."""
 
+import abc
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -20,99 +21,92 @@ def ignore_progress(sequences: int) -> None:
     """Do nothing."""
 
 
-class MeasurableModel(Protocol):
-    """A model that can be measured: a checkpoint of a run, or a Hugging Face model."""
+class MeasurableModel(abc.ABC):
+    """A model that can be measured: a checkpoint of a run, or a Hugging Face model.
+
+    Attributes:
+        name: The reference of the model.
+        bos: Which BOS texts begin with.
+        dtype: The type of activations: `float32` or `bfloat16`.
+        vocabulary: The number of token ids.
+        max_length: The maximum number of tokens of a sequence; None: no limit.
+        position: The kind of position encoding, as in `model.position` of the config.
+        available_arrays: The names of the arrays that a forward pass gives for all layers, or for all layers with
+            attention.
+        array_layers: The layers, from 1 as in reports, that have an array; an array that is not listed exists in all
+            layers. `EditableArray.layers` counts from 0.
+        editable_arrays: The places where each target can be edited, without targets that cannot be edited.
+        learned_key_names: The names of the keys before the text that are no tokens of it, such as learned sinks.
+        remarks: Sentences that say where parameters come from, and what is not measured, and why.
+    """
+
+    name: str
+    bos: BosMode
+    dtype: str
+    vocabulary: int
+    max_length: int | None
+    position: str
+    available_arrays: tuple[str, ...]
+    array_layers: Mapping[str, tuple[int, ...]]
+    editable_arrays: Mapping[str, EditableArray]
+    learned_key_names: list[str]
+    remarks: list[str]
 
     @property
-    def name(self) -> str: ...
-
-    @property
-    def bos(self) -> BosMode:
-        """Which BOS texts begin with."""
-        ...
-
-    @property
+    @abc.abstractmethod
     def digest(self) -> str:
         """A digest of the parameters, and of everything else but edits that decides the output."""
-        ...
 
-    @property
-    def dtype(self) -> str:
-        """The type of activations: `float32` or `bfloat16`."""
-        ...
-
-    @property
-    def vocabulary(self) -> int: ...
-
-    @property
-    def max_length(self) -> int | None:
-        """The maximum number of tokens of a sequence; None: no limit."""
-        ...
-
-    @property
-    def position(self) -> str:
-        """The kind of position encoding, as in `model.position` of the config."""
-        ...
-
-    @property
-    def available_arrays(self) -> tuple[str, ...]:
-        """The names of the arrays that a forward pass gives for all layers, or for all layers with attention."""
-        ...
-
-    @property
-    def array_layers(self) -> Mapping[str, tuple[int, ...]]:
-        """The layers, from 1 as in reports, that have an array; an array that is not listed exists in all layers.
-
-        `EditableArray.layers` counts from 0.
-        """
-        ...
-
-    @property
-    def remarks(self) -> tuple[str, ...]:
-        """Sentences that say what is not measured, and why."""
-        ...
-
-    @property
-    def editable_arrays(self) -> Mapping[str, EditableArray]:
-        """Return the places where each target can be edited, without targets that cannot be edited."""
-        ...
-
+    @abc.abstractmethod
     def copy_with_edits(self, edits: tuple[Edit, ...]) -> 'MeasurableModel':
         """Return a copy of the model whose captured arrays and losses are those of edited forward passes.
 
         Without edits, the copy computes them with the same operations, so that differences are those of edits.
         """
-        ...
+
+    @abc.abstractmethod
+    def encode_text(self, text: str) -> list[int]:
+        """Return the token ids of a text alone."""
+
+    @abc.abstractmethod
+    def add_first_tokens(self, ids: list[int]) -> list[int]:
+        """Return token ids with the tokens that are put before every text, or elsewhere into it."""
 
     def encode(self, text: str) -> list[int]:
         """Return the token ids of a text, with the tokens that are put before every text."""
-        ...
+        return self.add_first_tokens(self.encode_text(text))
 
     def encode_windows(self, text: str, length: int) -> list[list[int]]:
         """Return the token ids of consecutive windows of a text, as if each was a text of its own.
 
         Each has `length` ids with those that are put before every text. A remainder that fills no window is left out.
         """
-        ...
+        ids = self.encode_text(text)
+        text_id = self.vocabulary  # no id of the vocabulary; stands for the ids of the text
+        window_ids = self.add_first_tokens([text_id] * max(length, len(ids)))[:length]
+        text_ids = iter(ids)
+        return [
+            [next(text_ids) if window_id == text_id else window_id for window_id in window_ids]
+            for _ in range(len(ids) // max(1, window_ids.count(text_id)))
+        ]
 
+    @abc.abstractmethod
     def decode_tokens(self, ids_T: np.ndarray) -> list[str]:
         """Return the text of each token."""
-        ...
 
-    def get_learned_key_names(self) -> list[str]:
-        """Return the names of the keys before the text that are no tokens of it, such as learned sinks."""
-        ...
-
+    @abc.abstractmethod
     def is_causal_softmax(self, length: int) -> bool:
         """Return whether all layers have causal softmax attention over the whole text and no other keys."""
-        ...
 
     def apply_training_format(self, ids_PT: np.ndarray) -> np.ndarray:
         """Return sequences in the format of training, such as with a fixed token."""
-        ...
+        return ids_PT
 
-    def make_context(self, length: int, **overrides: Any) -> MetricContext: ...
+    @abc.abstractmethod
+    def make_context(self, length: int, **overrides: Any) -> MetricContext:
+        """Return the context of metrics for texts of `length` tokens."""
 
+    @abc.abstractmethod
     def capture(
         self,
         ids_PT: np.ndarray,
@@ -124,22 +118,20 @@ class MeasurableModel(Protocol):
 
         Arrays without the axis P are those of the first batch.
         """
-        ...
 
+    @abc.abstractmethod
     def compute_token_losses(self, ids_PT: np.ndarray, position_T: np.ndarray | None = None) -> np.ndarray:
         """Return loss_PT in nats of every token but the first.
 
         It is nan for tokens that are not in the training loss.
         """
-        ...
 
-
-def check_length(model: MeasurableModel, ids_PT: np.ndarray) -> int:
-    """Return the length of the sequences; raise UserError if it exceeds the maximum of the model."""
-    length = int(ids_PT.shape[1])
-    if model.max_length and length > model.max_length:
-        raise UserError(f'{model.name} reads {model.max_length} tokens, but {length} are given; shorten the text')
-    return length
+    def check_length(self, ids_PT: np.ndarray) -> int:
+        """Return the length of the sequences; raise UserError if it exceeds the maximum of the model."""
+        length = int(ids_PT.shape[1])
+        if self.max_length and length > self.max_length:
+            raise UserError(f'{self.name} reads {self.max_length} tokens, but {length} are given; shorten the text')
+        return length
 
 
 def run_in_batches(

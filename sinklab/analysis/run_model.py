@@ -16,7 +16,13 @@ from flax import nnx
 
 from sinklab.analysis.bos import BosMode, apply_bos
 from sinklab.analysis.edits import Edit, EditableArray, EditArrays, apply_edits
-from sinklab.analysis.model_protocol import ExtractFn, ProgressFn, check_length, ignore_progress, run_in_batches
+from sinklab.analysis.model_protocol import (
+    ExtractFn,
+    MeasurableModel,
+    ProgressFn,
+    ignore_progress,
+    run_in_batches,
+)
 from sinklab.checkpoint import checkpointer, digests
 from sinklab.config.spec import Spec
 from sinklab.data.batches import add_training_tokens, set_fixed_token
@@ -48,7 +54,7 @@ AVAILABLE_ARRAYS = (
 )
 
 
-class RunModel:
+class RunModel(MeasurableModel):
     """A checkpoint of a run. Nothing is written to the run directory.
 
     `dtype` is the type of activations; None: that of the config.
@@ -61,15 +67,28 @@ class RunModel:
         self.spec = apply_bos(read_spec(run_dir), bos)
         if dtype:
             self.spec = dataclasses.replace(self.spec, model=dataclasses.replace(self.spec.model, dtype=dtype))
+        model = self.spec.model
         self.name = f'{run_dir}@{step}'
-        self.vocabulary = self.spec.model.vocabulary
-        self.array_layers: dict[str, tuple[int, ...]] = {}  # all layers have all arrays
+        self.dtype = model.dtype
+        self.vocabulary = model.vocabulary
+        self.max_length = self.spec.data.length
+        self.position = model.position
+        self.remarks = run_dir.read_remarks()
+        self.array_layers = {}  # all layers have all arrays
         # None: losses come from the attention backend of training. (): from full attention matrices, as with edits.
         self.edits: tuple[Edit, ...] | None = None
-        self.available_arrays = (
-            *AVAILABLE_ARRAYS,
-            *(('sink_LPCD',) if LEARNED_KV_KINDS[self.spec.model.learned_kv.kind].tokens_class.num_tokens else ()),
+        has_learned_tokens = LEARNED_KV_KINDS[model.learned_kv.kind].tokens_class.num_tokens > 0
+        self.available_arrays = (*AVAILABLE_ARRAYS, *['sink_LPCD'] * has_learned_tokens)
+        layers = range(model.layers)
+        self.editable_arrays = dict(
+            attention=EditableArray(layers, model.heads),
+            key=EditableArray(layers, model.heads, model.head_width),
+            value=EditableArray(layers, model.heads, get_value_width(model)),
+            residual=EditableArray(layers, dimensions=model.width),
         )
+        has_implicit_key = self.make_context(2).implicit
+        learned_names = [f'({model.learned_kv.kind})'] * count_learned_kv(model)
+        self.learned_key_names = ['(+1)'] * has_implicit_key + learned_names
 
     @functools.cached_property
     def digest(self) -> str:
@@ -79,29 +98,10 @@ class RunModel:
         config_digest = hashlib.sha256(config_json.encode()).hexdigest()[:16]
         return f'{digests.compute_checkpoint_digest(self.run_dir, self.step)} {config_digest}'
 
-    @property
-    def remarks(self) -> tuple[str, ...]:
-        return tuple(self.run_dir.read_remarks())
-
-    @property
-    def editable_arrays(self) -> dict[str, EditableArray]:
-        model = self.spec.model
-        layers = range(self.spec.model.layers)
-        return dict(
-            attention=EditableArray(layers, model.heads),
-            key=EditableArray(layers, model.heads, model.head_width),
-            value=EditableArray(layers, model.heads, get_value_width(model)),
-            residual=EditableArray(layers, dimensions=model.width),
-        )
-
-    @property
-    def mesh(self) -> jax.sharding.Mesh:
-        return make_one_device_mesh()
-
     @functools.cached_property
     def params(self) -> dict:
         """The parameters on the first device, with verified digests."""
-        abstract_params = state.make_abstract_state(self.spec, self.mesh)['params']
+        abstract_params = state.make_abstract_state(self.spec, make_one_device_mesh())['params']
         return checkpointer.restore_parameters(self.run_dir.path, self.step, abstract_params=abstract_params)
 
     @functools.cached_property
@@ -111,64 +111,23 @@ class RunModel:
             raise UserError(f'{self.run_dir} was trained on {self.spec.data.task}, which has no tokenizer; give ids')
         return load_tokenizer(find_run_tokenizer(self.run_dir, self.step, self.spec))
 
-    def encode(self, text: str) -> list[int]:
-        """Return token ids with the tokens that probes put before a text.
-
-        If probes put none, the ids have the format of training.
-        """
-        return self.add_first_tokens(encode_long_text(self.tokenizer, text).tolist())
+    def encode_text(self, text: str) -> list[int]:
+        return encode_long_text(self.tokenizer, text).tolist()
 
     def add_first_tokens(self, ids: list[int]) -> list[int]:
+        """Return token ids with the tokens that probes put before a text, or else in the format of training."""
         prefix_ids = PREPENDED_IDS[self.spec.probe.prepend](self.spec.data)
         if prefix_ids or self.bos == 'none':
             return [*prefix_ids, *ids]
         return strip_loss_mask(add_training_tokens(np.array(ids, np.int32), self.spec.data)).tolist()
 
-    def encode_windows(self, text: str, length: int) -> list[list[int]]:
-        text_id = self.vocabulary  # no id of the vocabulary; stands for the ids of the text
-        window_ids = self.add_first_tokens([text_id] * (length + (self.spec.data.fixed_position or 0)))[:length]
-        ids = encode_long_text(self.tokenizer, text).tolist()
-        num_windows = len(ids) // max(1, window_ids.count(text_id))
-        text_ids = iter(ids)
-        return [
-            [next(text_ids) if window_id == text_id else window_id for window_id in window_ids]
-            for _ in range(num_windows)
-        ]
-
-    @property
-    def dtype(self) -> str:
-        return self.spec.model.dtype
-
-    @property
-    def position(self) -> str:
-        return self.spec.model.position
-
-    @property
-    def max_length(self) -> int:
-        return self.spec.data.length
-
-    def get_learned_key_names(self) -> list[str]:
-        """Return the names of the keys before the text, the implicit key first."""
-        has_implicit_key = self.make_context(2).implicit
-        return ['(+1)'] * has_implicit_key + [f'({self.spec.model.learned_kv.kind})'] * count_learned_kv(
-            self.spec.model
-        )
-
     def is_causal_softmax(self, length: int) -> bool:
-        operation = self.spec.model.attention
+        model = self.spec.model
         context = self.make_context(length)
-        sees_whole_text = context.reach == length and not context.prefix and not context.learned_keys
-        sees_whole_text = sees_whole_text and (self.spec.model.mask.window or length) >= length
-        sees_whole_text = (
-            sees_whole_text and not self.spec.model.mask.document and self.spec.data.positions != 'reset'
-        )
-        return (
-            sees_whole_text
-            and (operation.feature_map, operation.similarity, operation.normalizer) == SOFTMAX_OPERATION
-        )
-
-    def find_triggers(self, ids_PT: np.ndarray) -> np.ndarray:
-        return ids_PT < self.spec.data.triggers
+        sees_whole_text = context.reach == length and not context.prefix and (model.mask.window or length) >= length
+        has_other_keys = context.learned_keys or model.mask.document or self.spec.data.positions == 'reset'
+        operation = model.attention.feature_map, model.attention.similarity, model.attention.normalizer
+        return bool(sees_whole_text and not has_other_keys and operation == SOFTMAX_OPERATION)
 
     def decode_tokens(self, ids_T: np.ndarray) -> list[str]:
         return [self.decode_token(int(token_id)) for token_id in strip_loss_mask(np.asarray(ids_T))]
@@ -199,40 +158,53 @@ class RunModel:
         position_T: np.ndarray | None = None,
         on_progress: ProgressFn = ignore_progress,
     ) -> dict[str, np.ndarray]:
-        program = self.make_program(jit_capture, extract, make_hashable(position_T), self.edits is not None)
-        batch_size = self.choose_batch_size(check_length(self, ids_PT))
-        with jax.set_mesh(self.mesh):
-            return run_in_batches(functools.partial(self.run_on_device, program), ids_PT, batch_size, on_progress)
+        self.check_length(ids_PT)
+        return self.run_edited(extract, ids_PT, position_T, on_progress)
 
     def compute_token_losses(self, ids_PT: np.ndarray, position_T: np.ndarray | None = None) -> np.ndarray:
-        length = check_length(self, ids_PT)
+        self.check_length(ids_PT)
         if self.edits is None:
             arrays = self.score_tokens(ids_PT, position_T)
         else:
-            program = self.make_program(jit_edited_loss, make_hashable(position_T))
-            batch_size = min(self.choose_logits_batch_size(length), self.choose_batch_size(length))
-            with jax.set_mesh(self.mesh):
-                arrays = run_in_batches(functools.partial(self.run_on_device, program), ids_PT, batch_size)
+            arrays = self.run_edited(None, ids_PT, position_T)
         return np.where(is_in_loss(ids_PT[:, 1:]), arrays['loss_LPT'][0], np.nan)
 
     def score_tokens(self, ids_PT: np.ndarray, position_T: np.ndarray | None = None) -> dict[str, np.ndarray]:
         """Return loss_LPT and is_greedy_LPT of every token but the first, where L is 1, without edits."""
         program = jit_token_scores(self.spec, make_hashable(None if position_T is None else position_T[:-1]))
-        batch_size = self.choose_logits_batch_size(ids_PT.shape[1])
-        with jax.set_mesh(self.mesh):
-            return run_in_batches(functools.partial(self.run_on_device, program), ids_PT, batch_size)
+        return self.run_on_device(program, ids_PT, 4 * ids_PT.shape[1] * self.vocabulary)
 
-    def choose_logits_batch_size(self, length: int) -> int:
-        return max(1, MAX_BATCH_BYTES // (4 * length * self.vocabulary))
+    def run_edited(
+        self,
+        extract: ExtractFn | None,
+        ids_PT: np.ndarray,
+        position_T: np.ndarray | None,
+        on_progress: ProgressFn = ignore_progress,
+    ) -> dict[str, np.ndarray]:
+        """Run `jit_forward` with the edits of this model.
 
-    def make_program(self, make_jitted: Any, *arguments: Any) -> Callable:
-        """Return the function of `jit_capture` or `jit_edited_loss`, with the edits of this model.
-
-        It is a new one if the value of an edit is a function, which may read variables that have changed.
+        It is compiled again if the value of an edit is a function, which may read variables that have changed.
         """
-        has_function = any(callable(edit.value) for edit in self.edits or ())
-        program = (make_jitted.__wrapped__ if has_function else make_jitted)(self.spec, *arguments)
-        return functools.partial(program, tuple(edit.make_arrays() for edit in self.edits or ()))
+        edits = self.edits or ()
+        make_program = jit_forward.__wrapped__ if any(callable(edit.value) for edit in edits) else jit_forward
+        program = make_program(self.spec, extract, make_hashable(position_T), self.edits is not None)
+        program = functools.partial(program, tuple(edit.make_arrays() for edit in edits))
+        sequence_bytes = sink_probe.estimate_sequence_bytes(self.spec.model, ids_PT.shape[1])
+        if extract is None:
+            sequence_bytes = max(sequence_bytes, 4 * ids_PT.shape[1] * self.vocabulary)
+        return self.run_on_device(program, ids_PT, sequence_bytes, on_progress)
+
+    def run_on_device(
+        self, program: Callable, ids_PT: np.ndarray, sequence_bytes: int, on_progress: ProgressFn = ignore_progress
+    ) -> dict[str, np.ndarray]:
+        """Run a program of (params, ids_PT) in batches of MAX_BATCH_BYTES."""
+        mesh = make_one_device_mesh()
+
+        def compute(ids_PT: np.ndarray) -> Arrays:
+            return jax.device_get(program(self.params, sharding.put_batch(strip_loss_mask(ids_PT), mesh)))
+
+        with jax.set_mesh(mesh):
+            return run_in_batches(compute, ids_PT, max(1, MAX_BATCH_BYTES // sequence_bytes), on_progress)
 
     def copy_with_edits(self, edits: tuple[Edit, ...]) -> 'RunModel':
         """Return a copy of the model with edits; see `MeasurableModel.copy_with_edits`."""
@@ -240,27 +212,25 @@ class RunModel:
         clone.params, clone.edits = params, edits
         return clone
 
-    def run_on_device(self, program: Callable, ids_PT: np.ndarray) -> Arrays:
-        return jax.device_get(program(self.params, sharding.put_batch(strip_loss_mask(ids_PT), self.mesh)))
-
-    def choose_batch_size(self, length: int) -> int:
-        """Return the number of sequences whose captured arrays fit MAX_BATCH_BYTES."""
-        return max(1, MAX_BATCH_BYTES // sink_probe.estimate_sequence_bytes(self.spec.model, length))
-
 
 @functools.lru_cache(maxsize=16)  # so that other steps of a run use the same compiled program
-def jit_capture(
-    spec: Spec, extract: ExtractFn, positions: tuple[int, ...] | None, takes_edits: bool = False
+def jit_forward(
+    spec: Spec, extract: ExtractFn | None, positions: tuple[int, ...] | None, takes_edits: bool
 ) -> Callable:
-    """Return the jitted function (edits, params, ids_PT) -> arrays that `extract` keeps of all layers."""
+    """Return the jitted function (edits, params, ids_PT) -> arrays that `extract` keeps of all layers.
+
+    If `extract` is None, it returns the loss_LPT of full attention matrices, where L is 1.
+    """
 
     def program(edits: Sequence[EditArrays], params: dict, ids_PT: jax.Array) -> Arrays:
         edit = functools.partial(apply_edits, edits) if takes_edits else None
         forward_fn = make_hidden_states_fn(spec, capture=True, edit=edit, **make_position_kwargs(positions))
-        _, _, intermediates = forward_fn(params, ids_PT)
-        return extract(
-            extract_arrays(intermediates, make_context(spec, ids_PT.shape[1], count_learned_kv(spec.model)))
-        )
+        hidden_PTD, head_VD, intermediates = forward_fn(params, ids_PT)
+        if extract is None:
+            logits_PTV = compute_logits(hidden_PTD[:, :-1], head_VD)
+            return {'loss_LPT': optax.softmax_cross_entropy_with_integer_labels(logits_PTV, ids_PT[:, 1:])[None]}
+        context = make_context(spec, ids_PT.shape[1], count_learned_kv(spec.model))
+        return extract(extract_arrays(intermediates, context))
 
     return jax.jit(program, **state.get_replicated_jit_options(spec, make_one_device_mesh()))
 
@@ -275,20 +245,6 @@ def jit_token_scores(spec: Spec, positions: tuple[int, ...] | None) -> Callable:
         return {'loss_LPT': loss_PT[None], 'is_greedy_LPT': is_greedy_PT[None]}
 
     return compute
-
-
-@functools.lru_cache(maxsize=16)
-def jit_edited_loss(spec: Spec, positions: tuple[int, ...] | None) -> Callable:
-    """Return the jitted function (edits, params, ids_PT) -> loss_LPT of full attention matrices, where L is 1."""
-
-    def program(edits: Sequence[EditArrays], params: dict, ids_PT: jax.Array) -> Arrays:
-        edit = functools.partial(apply_edits, edits)
-        forward_fn = make_hidden_states_fn(spec, capture=True, edit=edit, **make_position_kwargs(positions))
-        hidden_PTD, head_VD, _ = forward_fn(params, ids_PT)
-        logits_PTV = compute_logits(hidden_PTD[:, :-1], head_VD)
-        return {'loss_LPT': optax.softmax_cross_entropy_with_integer_labels(logits_PTV, ids_PT[:, 1:])[None]}
-
-    return jax.jit(program, **state.get_replicated_jit_options(spec, make_one_device_mesh()))
 
 
 def make_hashable(position_T: np.ndarray | None) -> tuple[int, ...] | None:

@@ -2,16 +2,13 @@
 
 import argparse
 import shlex
-import shutil
 import sys
-import uuid
 from pathlib import Path
 from typing import Any
 
 from sinklab.cli.flag_types import positive_int
 from sinklab.errors import UserError, format_error
 from sinklab.run_dir import GGUF_PREFIX, HF_PREFIX, RunDir, read_spec
-from sinklab.storage.files import TEMPORARY_SUFFIX, open_writable_folder
 from sinklab.storage.paths import check_checkpoint_path, get_cache_dir, join_path, make_absolute, parse_path
 
 IMPORT_VERSION = 3  # version of the defaults: a run that started from an import with older ones still finds that one
@@ -96,7 +93,7 @@ def find_importable_dir(model_ref: str) -> Path:
     from sinklab.hf import convert, files, gguf
 
     is_gguf = model_ref.startswith(GGUF_PREFIX)
-    source = gguf.convert_gguf(model_ref) if is_gguf else files.fetch_model_dir(model_ref)
+    source = gguf.find_model_dir(model_ref)
     config_path = source / files.CONFIG_FILE
     hf_config = files.read_json_object(config_path)
     try:
@@ -111,7 +108,7 @@ def find_importable_dir(model_ref: str) -> Path:
             'hf:PATH'
         )
     num_parameters = files.count_parameters(source)
-    files.check_memory(4 * num_parameters, num_parameters, model_ref)
+    files.check_memory(8 * num_parameters, num_parameters, model_ref)  # in PyTorch and in NumPy
     return source
 
 
@@ -167,26 +164,17 @@ def get_cached_import(model_ref: str) -> RunDir:
     run_dir = get_import_dir(model_ref)
     if not run_dir.has_run():
         source = find_importable_dir(model_ref)
-        root = get_imports_root()
-        temp_path = root / f'{run_dir.path.name}.{uuid.uuid4().hex[:8]}{TEMPORARY_SUFFIX}'
-        with open_writable_folder(root):
+        with files.write_folder(run_dir.path) as temp_path:
             print(f'importing {model_ref} into {run_dir}', file=sys.stderr, flush=True)
-            try:
-                write_imported_run(model_ref, source, RunDir(temp_path), run_dir.path)
-                files.move_into_cache(temp_path, run_dir.path)
-            finally:
-                shutil.rmtree(temp_path, ignore_errors=True)
+            write_imported_run(model_ref, source, RunDir(temp_path), run_dir.path)
     return run_dir
 
 
 def get_import_dir(model_ref: str) -> RunDir:
-    from sinklab.hf import files, gguf
+    from sinklab.hf import gguf
 
-    if model_ref.startswith(GGUF_PREFIX):
-        identity = gguf.compute_identity(gguf.find_gguf_file(model_ref))
-    else:
-        identity = files.compute_identity(files.fetch_model_dir(model_ref))
-    return RunDir(get_imports_root() / f'{get_model_name(model_ref)}-{identity}.{IMPORT_VERSION}')
+    name = f'{get_model_name(model_ref)}-{gguf.compute_identity(model_ref)}.{IMPORT_VERSION}'
+    return RunDir(get_imports_root() / name)
 
 
 def get_model_name(model_ref: str) -> str:

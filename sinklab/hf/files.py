@@ -1,4 +1,4 @@
-"""Files of a Hugging Face model directory, local or of the Hub: JSON, safetensors, and tokenizer files."""
+"""Files of a Hugging Face model directory, local or of the Hub, and the model that transformers loads from them."""
 
 import contextlib
 import hashlib
@@ -7,29 +7,28 @@ import json
 import math
 import os
 import re
-from collections.abc import Iterator, Mapping
+import shutil
+import uuid
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import Any, TypedDict
 
 from sinklab.errors import UserError, format_error, format_extra_command
 from sinklab.parallel import device_mesh
 from sinklab.run_dir import GGUF_PREFIX, HF_PREFIX
-from sinklab.storage.files import read_json, resolve_name
+from sinklab.storage.files import TEMPORARY_SUFFIX, open_writable_folder, read_json
 
 MODEL_FILE, INDEX_FILE, CONFIG_FILE = 'model.safetensors', 'model.safetensors.index.json', 'config.json'
 ADAPTER_FILE = 'adapter_config.json'  # of peft
-PICKLE_PATTERNS = ('*.bin', '*.pt', '*.pth', '*.ckpt', '*.pkl')
 # Files that are fetched from the hub: weights, configs and tokenizer files; never a pickle.
 FETCH_PATTERNS = ['*.safetensors', '*.json', '*.jinja', '*.txt', 'tokenizer.model']
-# Files beside tokenizer.json that do not depend on the parameters.
-COMPANION_FILES = (
-    'tokenizer_config.json',
-    'special_tokens_map.json',
-    'chat_template.jinja',
-    'generation_config.json',
-)
+DOWNLOAD_AGAIN = 'download it again'
+
+
+class WeightIndex(TypedDict):
+    """The content of INDEX_FILE: the name of the file of each array."""
+
+    weight_map: dict[str, str]
 
 
 def import_hf_library(name: str) -> Any:
@@ -41,26 +40,72 @@ def import_hf_library(name: str) -> Any:
 
 
 @contextlib.contextmanager
-def suppress_transformers_logs(transformers: Any) -> Iterator[None]:
-    """Turn off progress bars and warnings of transformers."""
+def call_transformers(name: str) -> Iterator[Any]:
+    """Yield the transformers library, without its warnings and progress bars; put its errors on one line.
+
+    Args:
+        name: The model or file, for the message.
+
+    Raises:
+        UserError: transformers is not installed, or raises an exception, which can be of many types.
+    """
+    transformers = import_hf_library('transformers')
     logging = transformers.utils.logging
     verbosity = logging.get_verbosity()
     has_progress_bars = logging.is_progress_bar_enabled()
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     try:
-        yield
+        yield transformers
+    except UserError:
+        raise
+    except Exception as error:
+        message = format_error(error, with_type=True)
+        raise UserError(
+            f'{name} cannot be read or run by transformers {transformers.__version__}: {message}'
+        ) from error
     finally:
         logging.set_verbosity(verbosity)
         if has_progress_bars:
             logging.enable_progress_bar()
 
 
-def fetch_model_dir(model_ref: str) -> Path:
-    """Return the directory of hf:PATH, or fetch hf:ORG/NAME from the hub.
+def load_model(
+    model_dir: Path, name: str, problems: tuple[str, ...] = ('missing_keys', 'mismatched_keys'), **options: Any
+) -> Any:
+    """Load a causal language model of transformers, with eager attention, which can return its weights.
+
+    Args:
+        model_dir: The folder of the model.
+        name: The name of the model, for messages.
+        problems: Which differences between the model and its files are refused, by their names in transformers.
+        **options: More arguments of `from_pretrained`.
+
+    Raises:
+        UserError: It cannot be loaded, or arrays differ.
+    """
+    with call_transformers(name) as transformers:
+        # If trust_remote_code is not given, transformers asks on the terminal.
+        options = dict(attn_implementation='eager', use_safetensors=True, trust_remote_code=False) | options
+        model, loading_info = transformers.AutoModelForCausalLM.from_pretrained(
+            model_dir, output_loading_info=True, **options
+        )
+    for problem in problems:
+        if keys := sorted(map(str, loading_info[problem])):
+            raise UserError(
+                f'{name} does not fit its config: {len(keys)} {problem} ({keys[0]}, ...); {DOWNLOAD_AGAIN}'
+            )
+    return model.eval()
+
+
+def find_model_dir(model_ref: str) -> Path:
+    """Return the directory of hf:PATH, or fetch the files of hf:ORG/NAME, a model of the Hugging Face hub.
 
     A directory with an adapter is refused: whether transformers adds the adapter to the weights, silently, depends on
     whether peft is installed.
+
+    Raises:
+        UserError: The directory holds no config.json, an adapter, or weights that are not safetensors.
     """
     name = os.path.expanduser(model_ref.removeprefix(HF_PREFIX))
     model_dir = Path(name) if Path(name).is_dir() else download_model_dir(model_ref)
@@ -69,6 +114,11 @@ def fetch_model_dir(model_ref: str) -> Path:
             f'{model_dir} contains an adapter ({ADAPTER_FILE}), which is not read; merge it into its model with peft '
             '(merge_and_unload(), then save_pretrained(DIR)) and give hf:DIR, or move the adapter to another folder'
         )
+    if not (model_dir / CONFIG_FILE).exists():
+        raise UserError(
+            f'{model_dir} has no {CONFIG_FILE}; give a transformers folder, {GGUF_PREFIX}FILE, or a run without hf:'
+        )
+    list_weight_files(model_dir)
     return model_dir
 
 
@@ -97,20 +147,35 @@ def check_memory(num_bytes: int, num_parameters: int, model_ref: str, dtype: str
         )
 
 
-def move_into_cache(temp_dir: Path, final_dir: Path) -> None:
-    """Rename a folder to its place in the cache, unless another process has put one there."""
-    try:
-        temp_dir.rename(final_dir)
-    except OSError:
-        if not final_dir.exists():
-            raise
+@contextlib.contextmanager
+def write_folder(folder: Path) -> Iterator[Path]:
+    """Yield a temporary path for a folder, which is renamed to `folder` when it is complete.
+
+    A folder that another process has put there in the meantime is kept.
+    """
+    temp_dir = folder.with_name(f'{folder.name}.{uuid.uuid4().hex[:8]}{TEMPORARY_SUFFIX}')
+    with open_writable_folder(folder.parent):
+        try:
+            temp_dir.mkdir()
+            yield temp_dir
+            try:
+                temp_dir.rename(folder)
+            except OSError:
+                if not folder.exists():
+                    raise
+        finally:
+            shutil.rmtree(temp_dir, ignore_errors=True)
 
 
 def read_json_object(path: Path) -> dict:
     try:
-        return read_json(path, dict, 'download it again')
+        return read_json(path, dict, DOWNLOAD_AGAIN)
     except FileNotFoundError as error:
         raise UserError(f'{path} is missing; give a complete Hugging Face folder') from error
+
+
+def write_json(path: Path, content: dict) -> None:
+    path.write_text(json.dumps(content, indent=2) + '\n', encoding='utf-8')
 
 
 def list_weight_files(model_dir: Path) -> list[Path]:
@@ -118,92 +183,34 @@ def list_weight_files(model_dir: Path) -> list[Path]:
     if (model_dir / MODEL_FILE).exists():
         return [model_dir / MODEL_FILE]
     if not (model_dir / INDEX_FILE).exists():
-        pickles = sorted(path.name for pattern in PICKLE_PATTERNS for path in model_dir.glob(pattern))
-        if pickles:
-            raise UserError(
-                f'{model_dir} contains {pickles[0]}, a pickle, which can execute arbitrary code and is not read; '
-                'save the model again with transformers, as safetensors'
-            )
-        raise UserError(f'{model_dir} has no {MODEL_FILE} and no {INDEX_FILE}; give a complete Hugging Face folder')
-    weight_map = read_json_object(model_dir / INDEX_FILE).get('weight_map')
-    if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
-        raise UserError(f'{model_dir / INDEX_FILE} has no weight_map of names; download it again')
-    names = sorted(set(weight_map.values()))
-    paths = [resolve_name(model_dir, name, model_dir / INDEX_FILE) for name in names]
-    if missing := [path.name for path in paths if not path.exists()]:
-        raise UserError(f'{model_dir / INDEX_FILE} names {missing[0]}, which is missing; download it again')
-    return paths
-
-
-def copy_companion(source_dir: Path, output_dir: Path, name: str) -> None:
-    """Copy a companion file of a tokenizer, if it exists."""
-    if (source_dir / name).is_file():
-        (output_dir / name).write_bytes((source_dir / name).read_bytes())
-
-
-def compute_identity(model_dir: Path) -> str:
-    """Compute a digest of the paths, sizes and modification times of the files of a model directory."""
-    paths = [model_dir / CONFIG_FILE, model_dir / 'tokenizer.json', *list_weight_files(model_dir)]
-    stats = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths if path.exists()]
-    return hashlib.sha256(json.dumps(stats).encode()).hexdigest()[:16]
-
-
-class SafetensorsReader:
-    """A reader of the arrays of a model directory, one array at a time."""
-
-    def __init__(self, model_dir: Path):
-        self.file_of_array: dict[str, tuple[Path, Any]] = {}
-        self.shapes: dict[str, tuple[int, ...]] = {}
-        for path in list_weight_files(model_dir):
-            with translate_safetensors_errors(path):
-                file = import_hf_library('safetensors').safe_open(path, framework='np')
-                self.file_of_array |= dict.fromkeys(file.keys(), (path, file))
-                self.shapes |= {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-
-    def read_array(self, name: str) -> np.ndarray:
-        path, file = self.file_of_array[name]
-        with translate_safetensors_errors(path):
-            return file.get_tensor(name)
+        raise UserError(
+            f'{model_dir} has no {MODEL_FILE} and no {INDEX_FILE}; pickles such as pytorch_model.bin can execute '
+            'arbitrary code and are not read: save the model again with transformers'
+        )
+    index = read_json(model_dir / INDEX_FILE, WeightIndex, DOWNLOAD_AGAIN)
+    names = sorted(set(index['weight_map'].values()))
+    if missing := set(names) - {path.name for path in model_dir.iterdir()}:
+        raise UserError(f'{model_dir / INDEX_FILE} names {min(missing)}, which is not beside it; {DOWNLOAD_AGAIN}')
+    return [model_dir / name for name in names]
 
 
 def count_parameters(model_dir: Path) -> int:
     """Count the elements of all arrays in the safetensors files of a model directory."""
-    return sum(map(math.prod, SafetensorsReader(model_dir).shapes.values()))
+    safetensors = import_hf_library('safetensors')
+    count = 0
+    for path in list_weight_files(model_dir):
+        try:
+            with safetensors.safe_open(path, framework='np') as file:
+                count += sum(math.prod(file.get_slice(name).get_shape()) for name in file.keys())  # noqa: SIM118
+        except (OSError, safetensors.SafetensorError) as error:
+            raise UserError(f'{path} cannot be read ({format_error(error)}); {DOWNLOAD_AGAIN}') from error
+    return count
 
 
-@contextlib.contextmanager
-def translate_safetensors_errors(
-    path: Path, problem: str = 'cannot be read', remedy: str = 'download it again'
-) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, import_hf_library('safetensors').SafetensorError) as error:
-        raise UserError(f'{path} {problem} ({format_error(error)}); {remedy}') from error
-
-
-def write_arrays(path: Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Write arrays to a safetensors file."""
-    with translate_safetensors_errors(path, 'cannot be written', 'make room or access there, or give another folder'):
-        import_hf_library('safetensors.numpy').save_file(arrays, path, metadata={'format': 'pt'})
-
-
-def write_json(path: Path, content: dict) -> None:
-    path.write_text(json.dumps(content, indent=2) + '\n', encoding='utf-8')
-
-
-def find_model_dir(model_ref: str) -> Path:
-    """Return the directory of hf:PATH, or fetch the files of hf:ORG/NAME, a model of the Hugging Face hub.
-
-    Raises:
-        UserError: The directory holds no config.json, or weights that are not safetensors.
-    """
-    model_dir = fetch_model_dir(model_ref)
-    if not (model_dir / CONFIG_FILE).exists():
-        raise UserError(
-            f'{model_dir} has no {CONFIG_FILE}; give a transformers folder, {GGUF_PREFIX}FILE, or a run without hf:'
-        )
-    list_weight_files(model_dir)
-    return model_dir
+def compute_identity(paths: list[Path], *versions: Any) -> str:
+    """Compute a digest of the paths, sizes and modification times of files, and of what reads them."""
+    stats = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths if path.exists()]
+    return hashlib.sha256(json.dumps([*stats, *versions]).encode()).hexdigest()[:16]
 
 
 def digest_model_dir(model_dir: Path) -> str:

@@ -1,14 +1,10 @@
 """Conversion of GGUF files (llama.cpp, Ollama, LM Studio) to transformers folders in float32."""
 
 import contextlib
-import hashlib
 import io
-import json
 import os
-import shutil
 import sys
 import tempfile
-import uuid
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,14 +12,12 @@ from typing import Any
 
 from sinklab.errors import UserError, format_error
 from sinklab.hf import files
-from sinklab.hf.files import import_hf_library, suppress_transformers_logs
+from sinklab.hf.files import import_hf_library
 from sinklab.run_dir import GGUF_PREFIX
-from sinklab.storage.files import TEMPORARY_SUFFIX, open_writable_folder
 from sinklab.storage.paths import get_cache_dir
 
 CONVERSION_VERSION = 5  # a file that an older version has converted is converted again
 ORIGIN_FILE = 'sinklab_gguf.json'  # in a converted folder: remarks on its conversion
-MAX_NAME_LENGTH = 100  # characters of the file name in the name of its folder in the cache
 ROPE_BASE = 10_000.0  # of llama.cpp where a file has none, and of Gemma's layers with a window
 # Tensors that scale rotary frequencies, of LLaMA 3 and of Phi 3.
 ROPE_TENSORS = ('rope_freqs', 'rope_factors_')
@@ -47,8 +41,7 @@ def convert_gguf(model_ref: str) -> Path:
         UserError: The file is missing, damaged, or cannot be read by transformers; a package or memory is missing.
     """
     path = find_gguf_file(model_ref)
-    root = get_cache_dir().resolve() / 'gguf'
-    model_dir = root / f'{path.name[:MAX_NAME_LENGTH]}-{compute_identity(path)}'
+    model_dir = get_cache_dir().resolve() / 'gguf' / f'{path.name}-{compute_identity(model_ref)}'
     if model_dir.exists():
         return model_dir
     for library in ('accelerate', 'gguf', 'torch', 'transformers'):
@@ -56,15 +49,9 @@ def convert_gguf(model_ref: str) -> Path:
     reader = read_gguf(path, model_ref)
     num_parameters = sum(count_parameters_by_type(reader).values())
     files.check_memory(4 * num_parameters, num_parameters, model_ref)
-    with open_writable_folder(root):
+    with files.write_folder(model_dir) as temp_dir:
         print(f'converting {model_ref} into {model_dir}', file=sys.stderr, flush=True)
-        temp_dir = root / f'{uuid.uuid4().hex}{TEMPORARY_SUFFIX}'
-        try:
-            temp_dir.mkdir()
-            write_model(path, reader, temp_dir, model_ref)
-            files.move_into_cache(temp_dir, model_dir)
-        finally:
-            shutil.rmtree(temp_dir, ignore_errors=True)
+        write_model(path, reader, temp_dir, model_ref)
     return model_dir
 
 
@@ -75,31 +62,23 @@ def find_gguf_file(model_ref: str) -> Path:
     return path
 
 
-def compute_identity(path: Path) -> str:
-    """Compute a digest of a GGUF file's path, size and modification time, and of what converts it."""
-    stat = path.stat()
-    version = import_hf_library('transformers').__version__
-    identity = str(path.resolve()), stat.st_size, stat.st_mtime_ns, CONVERSION_VERSION, version
-    return hashlib.sha256(json.dumps(identity).encode()).hexdigest()[:16]
+def compute_identity(model_ref: str) -> str:
+    """Compute a digest of the files of hf:PATH_OR_ID or gguf:PATH, and of what converts a GGUF file."""
+    if model_ref.startswith(GGUF_PREFIX):
+        version = import_hf_library('transformers').__version__
+        return files.compute_identity([find_gguf_file(model_ref)], CONVERSION_VERSION, version)
+    model_dir = files.find_model_dir(model_ref)
+    paths = [model_dir / name for name in (files.CONFIG_FILE, 'tokenizer.json')]
+    return files.compute_identity([*paths, *files.list_weight_files(model_dir)])
 
 
 def read_gguf(path: Path, model_ref: str) -> Any:
-    """Return a `gguf.GGUFReader` of a file.
-
-    Raises:
-        UserError: The file is damaged, or one part of several.
-    """
+    """Return a `gguf.GGUFReader` of a file; raise UserError if the file is damaged."""
     try:
-        reader = import_hf_library('gguf').GGUFReader(path)
+        return import_hf_library('gguf').GGUFReader(path)
     except Exception as error:  # of a damaged file, numpy and gguf raise exceptions of many types
         message = format_error(error, with_type=True)
         raise UserError(f'{model_ref} is damaged or incomplete ({message}); download it again') from error
-    if (parts := get_field(reader, 'split.count', 1)) > 1:
-        raise UserError(
-            f'{model_ref} is one of {parts} parts of a model, which transformers does not read; join them with '
-            'llama.cpp: llama-gguf-split --merge FIRST_PART OUTPUT.gguf'
-        )
-    return reader
 
 
 def get_field(reader: Any, name: str, default: Any = None) -> Any:
@@ -115,49 +94,31 @@ def count_parameters_by_type(reader: Any) -> dict[str, int]:
 
 
 def write_model(path: Path, reader: Any, output_dir: Path, model_ref: str) -> None:
-    """Load a GGUF file with transformers, and write the folder of the model."""
-    transformers = import_hf_library('transformers')
+    """Load and dequantize a GGUF file with transformers, and write the folder of the model."""
     with (
         # transformers also reads files beside the GGUF file, which may be those of another model.
         tempfile.TemporaryDirectory() as source_dir,
-        suppress_transformers_logs(transformers),
         contextlib.redirect_stderr(io.StringIO()),  # progress bars that transformers cannot turn off
+        files.call_transformers(model_ref) as transformers,
     ):
         (Path(source_dir) / 'model.gguf').symlink_to(path.resolve())
-        num_parameters = save_weights(source_dir, reader, output_dir, model_ref)
-        remarks = [*list_weight_remarks(reader, num_parameters), *save_tokenizer(source_dir, reader, output_dir)]
-    files.write_json(output_dir / ORIGIN_FILE, dict(remarks=remarks))
-
-
-def save_weights(source_dir: str, reader: Any, output_dir: Path, model_ref: str) -> int:
-    """Dequantize and save the weights and the config; return the number of parameters."""
-    torch, transformers = import_hf_library('torch'), import_hf_library('transformers')
-    try:
         config = transformers.AutoConfig.from_pretrained(source_dir, gguf_file='model.gguf')
         set_rotary_positions(config, reader, model_ref)
         if config.num_hidden_layers == LAYERS_OF_GEMMA_27B.get(get_field(reader, 'general.architecture')):
             config.query_pre_attn_scalar = config.hidden_size // config.num_attention_heads
-        model, loading_info = transformers.AutoModelForCausalLM.from_pretrained(
+        model = files.load_model(
             source_dir,
+            model_ref,
             config=config,
             gguf_file='model.gguf',
-            dtype=torch.float32,
+            dtype=import_hf_library('torch').float32,
             quantization_config=transformers.GgufConfig(dequantize=True),
-            output_loading_info=True,
         )
-    except UserError:
-        raise
-    except Exception as error:
-        message = format_error(error, with_type=True)
-        raise UserError(
-            f'{model_ref} cannot be loaded by transformers {transformers.__version__}: {message}; give another model'
-        ) from error
-    if missing := sorted(map(str, [*loading_info['missing_keys'], *loading_info['mismatched_keys']])):
-        raise UserError(f'{model_ref} is incomplete: {len(missing)} of its arrays are missing ({missing[0]}, ...)')
-    if hasattr(model.config, 'quantization_config'):
-        del model.config.quantization_config
-    model.save_pretrained(output_dir)
-    return sum(parameter.numel() for parameter in model.parameters())
+        if hasattr(model.config, 'quantization_config'):
+            del model.config.quantization_config
+        model.save_pretrained(output_dir)
+        remarks = [*list_weight_remarks(reader, model), *save_tokenizer(source_dir, reader, output_dir)]
+    files.write_json(output_dir / ORIGIN_FILE, dict(remarks=remarks))
 
 
 def set_rotary_positions(config: Any, reader: Any, model_ref: str) -> None:
@@ -192,9 +153,10 @@ def set_rotary_positions(config: Any, reader: Any, model_ref: str) -> None:
     config.rope_parameters = rope | changes
 
 
-def list_weight_remarks(reader: Any, num_parameters: int) -> Iterator[str]:
+def list_weight_remarks(reader: Any, model: Any) -> Iterator[str]:
     """Yield where the weights come from, and whether transformers has others than the file."""
     counts = count_parameters_by_type(reader)
+    num_parameters = sum(parameter.numel() for parameter in model.parameters())
     yield f'weights come from GGUF ({", ".join(counts)}), dequantized to float32'
     if num_parameters != sum(counts.values()):
         yield (

@@ -172,10 +172,3 @@ def poll_until(read: Callable[[], T]) -> T:
     while not (result := read()) and time.monotonic() < deadline:
         time.sleep(0.2)
     return result
-
-
-def resolve_name(folder: Path, name: str, file: object) -> Path:
-    """Return the path of a name that was read from a file; raise DamagedFileError if it is not below the folder."""
-    if '\\' in name or any(part in ('', '.', '..') for part in name.split('/')):
-        raise DamagedFileError(f'{file} names {name[:80]!a}, which is no path inside its folder; download it again')
-    return folder / name
