@@ -18,6 +18,7 @@ import json
 from collections.abc import Iterable
 
 from sinklab.cli import config_flags, layout_flags, sweep
+from sinklab.cli.flag_types import add_options
 from sinklab.config.seed_list import parse_seeds
 from sinklab.config.spec import Spec
 from sinklab.configs.sizes import SIZES
@@ -28,7 +29,11 @@ from sinklab.storage.paths import parse_path
 from sinklab.sweep import plan
 
 DEFAULT_SIZE = 'quickstart'
-DEFAULT_NUM_SEEDS = 5
+OPTIONS = {
+    'config': (str, 'FILE', 'file with CLAIMS (default: %(default)s)'),
+    'workdir': (str, 'DIR', 'folder for the run folders (TABLE.ROW-SEED) and claims.json, such as runs/claims'),
+    'results': (str, 'FILE', 'judge the measurements of an earlier claims.json, and train nothing'),
+}
 TEST_HINT = 'To test one of them: sinklab claims NAME --workdir=DIR'
 # Saved besides the metrics of claims.
 EXTRA_METRIC_PATTERNS = {
@@ -43,26 +48,12 @@ EXTRA_METRIC_PATTERNS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        'names', nargs='*', metavar='NAME', help='claims to test, such as sigmoid (default: all of them)'
-    )
-    parser.add_argument(
-        '--config', default='configs/claims.py', metavar='FILE', help='file with CLAIMS (default: %(default)s)'
-    )
+    parser.add_argument('names', nargs='*', metavar='NAME', help='claims to test, such as sigmoid (default: all)')
     parser.add_argument('--list', action='store_true', help='list all claims, and train nothing')
-    sweep.add_seeds_argument(parser, str(DEFAULT_NUM_SEEDS))
-    parser.add_argument(
-        '--workdir',
-        metavar='DIR',
-        help='folder for the run folders (TABLE.ROW-SEED) and claims.json, such as runs/claims',
-    )
-    parser.add_argument(
-        '--results', metavar='FILE', help='judge the measurements of an earlier claims.json, and train nothing'
-    )
+    add_options(parser, OPTIONS)
     config_flags.add_size_argument(parser, DEFAULT_SIZE)
-    sweep.add_jobs_argument(parser)
-    layout_flags.add_arguments(parser)
-    layout_flags.add_cache_argument(parser)
+    sweep.add_sweep_options(parser)
+    parser.set_defaults(config='configs/claims.py', seeds='5')
     parser.add_argument('--json', action='store_true', help='print the verdicts as JSON')
     parser.usage = '%(prog)s [NAME ...] (--workdir DIR | --results FILE | --list) [--config.PATH=VALUE ...] [options]'
 
@@ -82,8 +73,8 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
         return 0
     if args.results is None:
         return train_claim_runs(args, extra_args, parse_claims(claim_table, args.size or DEFAULT_SIZE))
-    if args.seeds or args.size or args.compiled:
-        raise UserError(f'--results={args.results} trains nothing; remove --seeds, --size and --compiled')
+    if unused := layout_flags.format_flags(args, ['seeds', 'size', 'compiled']):
+        raise UserError(f'--results={args.results} trains nothing; remove {" ".join(unused)}')
     claims_data = load_results(args.results)
     claims = parse_claims(claim_table, claims_data['size'])
     print_verdicts(args, compute_verdicts(claims, claims_data), claims_data['size'])
@@ -142,11 +133,11 @@ def train_claim_runs(args: argparse.Namespace, extra_args: list[str], claims: di
 
     layout = layout_flags.parse_layout(args)
     size = args.size or DEFAULT_SIZE
-    seeds = parse_seeds(str(DEFAULT_NUM_SEEDS) if args.seeds is None else args.seeds)
+    seeds = parse_seeds(args.seeds)
     sweep.check_no_seed_overrides(extra_args)
     readings = [reading for name in args.names or claims for reading in claims[name].readings]
-    options = [*layout_flags.format_layout_flags(layout), f'--size={size}', *extra_args]
-    options += [f'--compiled={args.compiled}'] if args.compiled else []
+    layout_options = layout_flags.format_flags(args, [*layout_flags.OPTIONS, 'compiled'])
+    options = [*layout_options, f'--size={size}', *extra_args]
     with hold_folder(RunDir(args.workdir).path) as check_owner:
         overrides = dict(map(config_flags.parse_override, extra_args))
         old_data = results.read_or_create(args.workdir, dict(size=size, overrides=overrides))

@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         '--config',
         metavar='FILE[:ROW]',
         required=True,
-        help='config file, and a row of it, such as configs/scale.py:softmax_1b',
+        help='config file and row, such as configs/scale.py:softmax_1b',
     )
     config_flags.add_size_argument(parser)
     parser.add_argument(

@@ -21,17 +21,10 @@ IMPORT_VERSION = 3  # version of the defaults: a run that started from an import
 
 def add_export_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument('--out', required=True, metavar='DIR', help='new folder to write to')
+    dtypes = 'float32', 'bfloat16', 'float16'
+    parser.add_argument('--dtype', choices=dtypes, default='float32', help='of the parameters (default: float32)')
     parser.add_argument(
-        '--dtype',
-        choices=('float32', 'bfloat16', 'float16'),
-        default='float32',
-        help='data type of the parameters (default: float32)',
-    )
-    parser.add_argument(
-        '--length',
-        type=positive_int,
-        metavar='N',
-        help='maximum number of tokens of the model (default: length of a training window)',
+        '--length', type=positive_int, metavar='N', help='maximum number of tokens (default: a training window)'
     )
 
 

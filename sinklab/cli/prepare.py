@@ -25,6 +25,7 @@ import json
 import shlex
 from typing import Any
 
+from sinklab.cli.flag_types import add_options
 from sinklab.config.differences import flatten_dict
 from sinklab.config.spec import DataConfig, ModelConfig, OptimizerConfig, PositiveInt, Spec, get_field_types
 from sinklab.config.validate import MAX_TRAINED_VOCABULARY, MIN_TRAINED_VOCABULARY, parse_value
@@ -51,8 +52,7 @@ OPTIONS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    for name, (value_type, metavar, text) in OPTIONS.items():
-        parser.add_argument(f'--{name}', type=value_type, metavar=metavar, help=text)
+    add_options(parser, OPTIONS)
     parser.add_argument('--json', action='store_true', help='print the result as JSON')
     parser.usage = '%(prog)s --source SOURCE --out DIR [options]\n       %(prog)s --check DIR [options]'
 

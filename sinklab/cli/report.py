@@ -32,9 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help='run folders, or the folder of a sweep or of claims, such as runs/sweep',
     )
     parser.add_argument(
-        '--out',
-        metavar='DIR',
-        help='folder for report.html (default: that of the run, or the one that contains all runs)',
+        '--out', metavar='DIR', help='folder for report.html (default: the one that contains all runs)'
     )
     for kind in PICTURE_KINDS:
         parser.add_argument(f'--{kind}', action='store_true', help=f'also write the pictures as {kind.upper()} files')

@@ -21,10 +21,7 @@ from sinklab.errors import UserError
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        '--config',
-        metavar='FILE[:ROW]',
-        help='only the rows of this config file, which may be your own, or one of them '
-        '(default: all files of configs/)',
+        '--config', metavar='FILE[:ROW]', help='only the rows of this file, or one of them (default: all of configs/)'
     )
     add_size_argument(parser)
     parser.add_argument('--json', action='store_true', help='print the rows as JSON')

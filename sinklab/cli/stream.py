@@ -23,8 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--cache',
         metavar='x+y,...',
-        help='caches of x first and y recent tokens, such as 0+1024,4+1020 (default: x of 0, 1, 2 and 4, and x + y '
-        'of half a training window)',
+        help='such as 0+1024,4+1020 (default: half a training window, x of 0, 1, 2 and 4)',
     )
     parser.add_argument('--json', action='store_true', help='print the result as JSON')
 

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from sinklab.cli import config_flags, layout_flags, report
-from sinklab.cli.flag_types import positive_int
+from sinklab.cli.flag_types import add_options, positive_int
 from sinklab.cli.process_flags import format_command_line, get_program_argv
 from sinklab.config.seed_list import SEEDS_HELP, parse_seeds
 from sinklab.config.spec import Spec
@@ -38,60 +38,48 @@ LEFT_COLUMNS = 'row', 'end', 'claim', 'statement', 'source', 'verdict'
 WRAP_COLUMNS = 'end', 'statement', 'source', 'verdict'  # columns that are wrapped on a narrow terminal
 
 
+ROWS_OPTION = str, 'ROW,...', 'only these rows, such as softmax,sigmoid_apple; the first is the baseline'
+SEEDS_OPTION = str, 'N | SEED,...', f'{SEEDS_HELP} (default: %(default)s)'
+JOBS_OPTION = positive_int, 'N', 'train N runs at once, each on its share of the cores, such as 2 (default: 1)'
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        '--config',
-        required=True,
-        metavar='FILE',
-        help='config file with rows, such as configs/quickstart.py; sinklab rows lists them',
-    )
-    parser.add_argument(
-        '--rows',
-        metavar='ROW,...',
-        help='only these rows, in this order, such as softmax,sigmoid_apple; the first is the baseline',
+        '--config', required=True, metavar='FILE', help='config file with rows, such as configs/quickstart.py'
     )
     config_flags.add_size_argument(parser)
-    add_seeds_argument(parser, '1')
     parser.add_argument(
         '--workdir',
         required=True,
         metavar='DIR',
         help='folder for the run folders (ROW-SEED) and sweep.json, such as runs/sweep',
     )
-    add_jobs_argument(parser)
-    layout_flags.add_arguments(parser)
-    layout_flags.add_cache_argument(parser)
+    add_options(parser, {'rows': ROWS_OPTION})
+    add_sweep_options(parser)
+    parser.set_defaults(seeds='1')
     parser.add_argument('--report', action='store_true', help='also write DIR/report.html, a page with pictures')
     parser.add_argument('--json', action='store_true', help='print the table as JSON')
     parser.usage = '%(prog)s --config FILE [--rows ROW,...] --workdir DIR [--config.PATH=VALUE ...] [options]'
 
 
-def add_seeds_argument(parser: argparse.ArgumentParser, default: str) -> None:
-    parser.add_argument('--seeds', metavar='N | SEED,...', help=f'{SEEDS_HELP} (default: {default})')
-
-
-def add_jobs_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        '--jobs',
-        type=positive_int,
-        default=1,
-        metavar='N',
-        help='train N runs at once, each on its share of the cores, such as 2 (default: 1)',
-    )
+def add_sweep_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that commands of many runs share."""
+    add_options(parser, {'seeds': SEEDS_OPTION, 'jobs': JOBS_OPTION, 'compiled': layout_flags.CACHE_OPTION})
+    layout_flags.add_arguments(parser)
+    parser.set_defaults(jobs=1)
 
 
 def run(args: argparse.Namespace, extra_args: list[str]) -> int:
     layout = layout_flags.parse_layout(args)
     module, rows = select_rows(args)
-    seeds = parse_seeds('1' if args.seeds is None else args.seeds)
+    seeds = parse_seeds(args.seeds)
     check_no_seed_overrides(extra_args)
 
     def load_row(row: str, seed: int) -> tuple[Spec, dict]:
         override_args = [*extra_args, *format_seed_flags(seed)]
         return config_flags.load_spec(f'{args.config}:{row}', override_args, args.size, module)
 
-    options = [f'--{name}={value}' for name in ('size', 'compiled') if (value := getattr(args, name))]
-    options = [*layout_flags.format_layout_flags(layout), *options, *extra_args]
+    options = [*layout_flags.format_flags(args, [*layout_flags.OPTIONS, 'size', 'compiled']), *extra_args]
     with hold_folder(RunDir(args.workdir).path) as check_owner:
         runs = plan.plan_runs(rows, seeds, args.workdir, load_row, layout)
         for run in runs[: len(rows)]:
