@@ -14,13 +14,18 @@ from sinklab.storage.folder_lock import hold_folder
 
 
 class RecordingCallback:
+    """A callback that is its own display, and keeps the steps of records."""
+
+    key = None
+
     def __init__(self):
+        self.display = self
         self.steps, self.begin_calls = [], []
 
     def on_train_begin(self, step, attention, changes):
         self.begin_calls.append((step, attention, changes))
 
-    def show_records(self, records):
+    def update(self, key, *records):
         self.steps += [record['step'] for record in records]
 
 

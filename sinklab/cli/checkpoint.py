@@ -11,8 +11,10 @@ example:
 import argparse
 import json
 
-from sinklab.cli import hf
+from sinklab.checkpoint import digests
+from sinklab.cli import hf, terminal
 from sinklab.run_ref import parse_run_ref, select_steps
+from sinklab.storage.files import compute_size
 
 ACTIONS = {
     'ls': 'list the checkpoints of a run; arrays are not read',
@@ -27,14 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     actions = {}
     for name, summary in ACTIONS.items():
         examples = [line for line in __doc__.splitlines() if f'sinklab checkpoint {name} ' in line]
-        actions[name] = subparsers.add_parser(
-            name,
-            help=summary,
-            description=summary,
-            epilog='\n'.join(['example:', *examples]),
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            allow_abbrev=False,
-        )
+        epilog = '\n'.join(['example:', *examples])
+        actions[name] = subparsers.add_parser(name, help=summary, description=summary, epilog=epilog)
     for name in ('ls', 'verify', 'export'):
         actions[name].add_argument(
             'run', metavar='RUN[@STEP]', help='run folder, and one of its steps, such as runs/softmax@500'
@@ -56,10 +52,6 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
 
 
 def list_checkpoints(args: argparse.Namespace) -> int:
-    from sinklab.checkpoint import digests
-    from sinklab.cli import terminal
-    from sinklab.storage.files import compute_size
-
     run_dir, chosen_step = parse_run_ref(args.run)
     rows = []
     for step in select_steps(run_dir, chosen_step):
@@ -75,8 +67,6 @@ def list_checkpoints(args: argparse.Namespace) -> int:
 
 
 def verify_checkpoints(args: argparse.Namespace) -> int:
-    from sinklab.checkpoint import digests
-
     run_dir, chosen_step = parse_run_ref(args.run)
     paths = {step: run_dir.checkpoint_dir / str(step) for step in select_steps(run_dir, chosen_step)}
     rows = [dict(step=step, path=str(path), fault=digests.find_damage(path)) for step, path in paths.items()]

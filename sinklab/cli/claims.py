@@ -17,16 +17,17 @@ import contextlib
 import json
 from collections.abc import Iterable
 
-from sinklab.cli import config_flags, layout_flags, sweep
+from sinklab.cli import config_flags, layout_flags, sweep, terminal
 from sinklab.cli.flag_types import add_options
 from sinklab.config.seed_list import parse_seeds
 from sinklab.config.spec import Spec
 from sinklab.configs.sizes import SIZES
 from sinklab.errors import UserError, format_names, format_unknown_name
+from sinklab.report import claims as report
 from sinklab.run_dir import RunDir
 from sinklab.storage.folder_lock import hold_folder
 from sinklab.storage.paths import parse_path
-from sinklab.sweep import plan
+from sinklab.sweep import plan, results
 
 DEFAULT_SIZE = 'quickstart'
 OPTIONS = {
@@ -59,24 +60,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, extra_args: list[str]) -> int:
-    from sinklab.report.claims import parse_claims
-
     claim_table = load_claim_table(args, extra_args)
     if sum(value is not None for value in (args.workdir, args.results, args.list or None)) != 1:
         raise UserError(
             'give one of --workdir=DIR to train the runs, --results=FILE to judge earlier measurements, or --list'
         )
     if args.list:
-        claims = parse_claims(claim_table)
+        claims = report.parse_claims(claim_table)
         claim_rows = [[name, claims[name].statement, claims[name].source] for name in args.names or claims]
         sweep.print_table_with_note(['claim', 'statement', 'source'], claim_rows, TEST_HINT)
         return 0
     if args.results is None:
-        return train_claim_runs(args, extra_args, parse_claims(claim_table, args.size or DEFAULT_SIZE))
+        return train_claim_runs(args, extra_args, report.parse_claims(claim_table, args.size or DEFAULT_SIZE))
     if unused := layout_flags.format_flags(args, ['seeds', 'size', 'compiled']):
         raise UserError(f'--results={args.results} trains nothing; remove {" ".join(unused)}')
     claims_data = load_results(args.results)
-    claims = parse_claims(claim_table, claims_data['size'])
+    claims = report.parse_claims(claim_table, claims_data['size'])
     print_verdicts(args, compute_verdicts(claims, claims_data), claims_data['size'])
     return 0
 
@@ -94,8 +93,6 @@ def load_claim_table(args: argparse.Namespace, extra_args: list[str]) -> dict:
 
 def load_results(path: str) -> dict:
     """Read a claims.json, whose size must be one of SIZES."""
-    from sinklab.sweep import results
-
     if not parse_path(path).is_file():
         raise UserError(f'--results={path} is no file; give a {results.CLAIMS_FILE} that sinklab claims has written')
     claims_data = results.read_results(parse_path(path))
@@ -129,8 +126,6 @@ def train_claim_runs(args: argparse.Namespace, extra_args: list[str], claims: di
     Raises:
         UserError: An argument is invalid, or the folder has runs of rows that have changed.
     """
-    from sinklab.sweep import results
-
     layout = layout_flags.parse_layout(args)
     size = args.size or DEFAULT_SIZE
     seeds = parse_seeds(args.seeds)
@@ -182,8 +177,6 @@ def collect_published_numbers(claims: dict) -> dict[str, dict]:
 
 def find_runs(rows: Iterable[str], claims_data: dict) -> dict[str, dict]:
     """Return {row: {seed: measured}}, the runs of a measured row with the same config, for rows that have some."""
-    from sinklab.sweep import results
-
     options = [f'--config.{path}={value}' for path, value in claims_data['overrides'].items()]
     specs = {}
     for row in rows:
@@ -195,29 +188,25 @@ def find_runs(rows: Iterable[str], claims_data: dict) -> dict[str, dict]:
 
 def compute_verdicts(claims: dict, claims_data: dict) -> list[dict]:
     """Compute the verdict on each claim."""
-    from sinklab.report import claims as report
-
     rows = {reading.row for claim in claims.values() for reading in claim.readings}
     return report.make_claims_table(claims, find_runs(rows, claims_data), collect_published_numbers(claims))
 
 
 def print_verdicts(args: argparse.Namespace, verdicts: list[dict], size: str) -> None:
     """Print the verdicts on the named claims, measured at a size."""
-    from sinklab.report import claims as report
-
     entries = [entry for entry in verdicts if not args.names or entry['claim'] in args.names]
     if args.json:
         print(json.dumps(entries, indent=2, allow_nan=False))
         return
     for entry in entries if args.names else ():
         comparison = f'{entry["comparison"]}; ' if entry['comparison'] else ''
-        sweep.print_wrapped(f'{entry["claim"]}: {entry["statement"]} ({comparison}{entry["source"]})')
+        terminal.print_wrapped(f'{entry["claim"]}: {entry["statement"]} ({comparison}{entry["source"]})')
     tested = [entry for entry in entries if entry['verdict'] not in ('not run', 'not testable here')]
     if tested:
         cells = list(map(report.format_claim_cells, tested))
         sweep.print_table_with_note(list(report.CLAIM_HEADINGS), cells, f'{report.LEGEND}; all at size {size}.')
     for note in report.format_notes(entries) if size != 'smoke' else []:
-        sweep.print_wrapped(note)
-    sweep.print_wrapped(f'{report.format_counts(entries)} {report.format_sign_test(entries)}'.rstrip())
+        terminal.print_wrapped(note)
+    terminal.print_wrapped(f'{report.format_counts(entries)} {report.format_sign_test(entries)}'.rstrip())
     if size == 'smoke':
-        sweep.print_wrapped('At size smoke nothing is learned, so these verdicts say nothing about the claims.')
+        terminal.print_wrapped('At size smoke nothing is learned, so these verdicts say nothing about the claims.')

@@ -12,7 +12,7 @@ import json
 import sys
 
 from sinklab.chip_specs import BYTES_PER_GIB, CHIPS
-from sinklab.cli import config_flags, layout_flags
+from sinklab.cli import config_flags, layout_flags, terminal
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -55,8 +55,6 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
 
 
 def print_report(report: dict) -> None:
-    from sinklab.cli import terminal
-
     console = terminal.make_console(width=140)
     axes = ' x '.join(f'{axis} {size}' for axis, size in report['mesh'].items())
     console.print(

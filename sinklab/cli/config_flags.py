@@ -13,6 +13,8 @@ import msgspec
 from sinklab.config.differences import flatten_dict
 from sinklab.config.spec import FiniteFloat, Spec, get_field_types, is_changeable
 from sinklab.config.validate import parse_config, parse_value
+from sinklab.configs import default
+from sinklab.configs.table import find_closest_name
 from sinklab.errors import UserError, format_error, format_unknown_name, raise_errors
 from sinklab.run_dir import RunDir
 from sinklab.run_ref import read_spec
@@ -121,8 +123,6 @@ def load_run_config(run_dir: RunDir, run_name: str, override_args: list[str]) ->
     Returns:
         The spec, and the content of row.json of the new run.
     """
-    from sinklab.configs import default
-
     config = default.get_config()
     row = dict(config='', row='', size=None, overrides={}) | run_dir.read_json('row')
     config.update_from_flattened_dict(flatten_dict(dataclasses.asdict(read_spec(run_dir))))
@@ -164,8 +164,6 @@ def apply_overrides(config: Any, override_args: list[str]) -> dict[str, str]:
     Raises:
         UserError: Overrides are invalid; the message lists all of them.
     """
-    from sinklab.configs.table import find_closest_name
-
     overrides = dict(map(parse_override, override_args))
     field_types = get_field_types()
     errors = []

@@ -9,6 +9,7 @@ example:
 import argparse
 import json
 
+from sinklab.cli import terminal
 from sinklab.cli.checkpoint_flags import add_model_argument
 from sinklab.cli.flag_types import add_options, non_negative_int, positive_int
 from sinklab.errors import UserError, format_extra_command
@@ -49,8 +50,6 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
 
 
 def print_results(results: dict) -> None:
-    from sinklab.cli import terminal
-
     rows = []
     for name, task in results['tasks'].items():
         counts = ['-' if count is None else count for count in (task['samples'], task['few_shot'])]

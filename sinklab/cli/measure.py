@@ -13,10 +13,14 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, get_args
 
 from sinklab.analysis.bos import BosMode
+from sinklab.cli import terminal
 from sinklab.cli.checkpoint_flags import add_model_argument
 from sinklab.cli.flag_types import add_options
 from sinklab.config.spec import DtypeName
 from sinklab.errors import UserError
+from sinklab.metrics.emergence import merge_emergence
+from sinklab.metrics.registry import find_metric_info
+from sinklab.report.summary_table import format_legend
 from sinklab.storage.files import open_writable_folder
 from sinklab.storage.paths import parse_path
 
@@ -98,7 +102,6 @@ def run_job(model: 'MeasurableModel', request: 'MeasureRequest', names: tuple[st
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
     from sinklab.analysis.measure import make_job
-    from sinklab.cli import terminal
 
     job = make_job(model, request)
     console = terminal.make_console(stderr=True)
@@ -131,9 +134,6 @@ def parse_list(option: str, text: str, element_type: Callable) -> tuple:
 def print_measurements(reports: list[dict]) -> None:
     """Print measurements: a line for each metric of a single model, or a line for each of several models."""
     from sinklab.analysis.measure import LOSS_INFO
-    from sinklab.cli import terminal
-    from sinklab.metrics.registry import find_metric_info
-    from sinklab.report.summary_table import format_legend
 
     names = dict.fromkeys(name for report in reports for values in report['inputs'].values() for name in values)
     infos = [info for info in (*map(find_metric_info, PRINTED_METRICS), LOSS_INFO) if info.name in names]
@@ -154,7 +154,7 @@ def print_measurements(reports: list[dict]) -> None:
     else:
         headings, *rows = zip(*columns, strict=True)
         terminal.print_table(console, headings, rows, wrap_columns=['inputs'])
-    console.print(f'{format_legend([info.label for info in infos], infos)}.', soft_wrap=not console.is_terminal)
+    terminal.print_wrapped(f'{format_legend([info.label for info in infos], infos)}.')
     positions = f', --positions={reports[0]["positions"]}' if 'positions' in reports[0] else ''
     print(f'computed in {reports[0]["dtype"]}, --bos={reports[0]["bos"]}{positions}')
     for report in reports:
@@ -171,8 +171,6 @@ def format_metric(format_value: Callable[[float], str], value: float | None) -> 
 
 
 def print_emergence(series: dict[str, dict]) -> None:
-    from sinklab.metrics.emergence import merge_emergence
-
     for name, entry in series.items():
         if not entry['emergence']:
             print(f'{name}: no sink has emerged')

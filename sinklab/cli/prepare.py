@@ -25,10 +25,12 @@ import json
 import shlex
 from typing import Any
 
+from sinklab.cli import terminal
 from sinklab.cli.flag_types import add_options
 from sinklab.config.differences import flatten_dict
 from sinklab.config.spec import DataConfig, ModelConfig, OptimizerConfig, PositiveInt, Spec, get_field_types
 from sinklab.config.validate import MAX_TRAINED_VOCABULARY, MIN_TRAINED_VOCABULARY, parse_value
+from sinklab.data.store import Store
 from sinklab.errors import UserError
 from sinklab.storage.paths import parse_path
 
@@ -58,8 +60,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, extra_args: list[str]) -> int:
-    from sinklab.data.store import Store
-
     if extra_args:
         raise UserError(f'{extra_args[0]} is unknown (a pattern must be quoted); see sinklab prepare --help')
     fields = parse_settings(args)
@@ -119,8 +119,6 @@ def format_train_flags(store_path: str, fields: dict[str, Any], store: Any) -> s
 
 def print_store(args: argparse.Namespace, store: Any, length: int, batch_size: int) -> None:
     """Print what a store contains, with its number of windows of `length` and of batches of `batch_size`."""
-    from sinklab.cli import terminal
-
     windows = {split: store.count_windows(split, length) for split in ('train', 'held_out')}
     num_batches = sum(windows['train'].values()) // batch_size
     if args.json:

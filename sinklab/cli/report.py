@@ -15,7 +15,9 @@ import re
 import sys
 from pathlib import Path
 
+from sinklab.cli import terminal
 from sinklab.errors import UserError, format_extra_command
+from sinklab.report.summary_table import RUN_HEADINGS, format_legend, format_run_cells
 from sinklab.run_dir import RunDir
 from sinklab.storage.files import open_writable_folder
 from sinklab.storage.paths import find_common_folder, is_remote, make_absolute, parse_path
@@ -123,14 +125,11 @@ def write_page(sweep_dir: Path) -> Path | None:
 
 def print_runs(rows: list[dict]) -> None:
     """Print the table of runs, without the columns that are empty for all of them."""
-    from sinklab.cli import terminal
-    from sinklab.report.summary_table import RUN_HEADINGS, format_legend, format_run_cells
-
     columns = zip(RUN_HEADINGS, *map(format_run_cells, rows), strict=True)
     headings, *lines = zip(*(column for column in columns if {*column[1:]} != {'-'}), strict=True)
     console = terminal.make_console(width=200)
     terminal.print_table(console, headings, lines)
-    console.print(f'{format_legend(headings)}.', soft_wrap=not console.is_terminal)
+    terminal.print_wrapped(f'{format_legend(headings)}.')
     for row in rows:
         for note in row['notes']:
             print(f'{row["run"]}: {note}')

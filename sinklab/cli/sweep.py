@@ -12,32 +12,29 @@ example:
 
 import argparse
 import json
+import re
 import shlex
 import signal
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from sinklab.cli import config_flags, layout_flags, report
+from sinklab.cli import config_flags, layout_flags, report, terminal
 from sinklab.cli.flag_types import add_options, positive_int
 from sinklab.cli.process_flags import format_command_line, get_program_argv
+from sinklab.cli.progress import SweepDisplay
 from sinklab.config.seed_list import SEEDS_HELP, parse_seeds
 from sinklab.config.spec import Spec
 from sinklab.errors import UserError, format_unknown_name, print_status
+from sinklab.report import summary_table, sweep_table
 from sinklab.run_dir import RunDir
-from sinklab.storage.files import atomic_write, open_writable_folder
 from sinklab.storage.folder_lock import hold_folder
 from sinklab.storage.paths import parse_path
-from sinklab.sweep import plan
+from sinklab.sweep import plan, results
 from sinklab.sweep.plan import SweepRun
 from sinklab.sweep.run import run_sweep
 
-if TYPE_CHECKING:
-    from rich.text import Text
-
 LEFT_COLUMNS = 'row', 'end', 'claim', 'statement', 'source', 'verdict'
 WRAP_COLUMNS = 'end', 'statement', 'source', 'verdict'  # columns that are wrapped on a narrow terminal
-
-
 ROWS_OPTION = str, 'ROW,...', 'only these rows, such as softmax,sigmoid_apple; the first is the baseline'
 SEEDS_OPTION = str, 'N | SEED,...', f'{SEEDS_HELP} (default: %(default)s)'
 JOBS_OPTION = positive_int, 'N', 'train N runs at once, each on its share of the cores, such as 2 (default: 1)'
@@ -98,8 +95,6 @@ def train_runs(
     runs: list[SweepRun], make_command: Callable[[SweepRun], list[str]], check_owner: Callable[[], None], jobs: int
 ) -> int | None:
     """Train the pending runs in one progress display; return the signal that stopped them, or None."""
-    from sinklab.cli.progress import SweepDisplay
-
     with SweepDisplay() as display:
         return run_sweep(runs, make_command, display, check_owner, jobs)
 
@@ -153,67 +148,50 @@ def make_train_command(config_path: str, run: SweepRun, options: list[str]) -> l
 
 def write_table(args: argparse.Namespace, extra_args: list[str], runs: list[SweepRun]) -> tuple[list[dict], dict]:
     """Write sweep.json, and return its rows and when the sink of each row emerges."""
-    from sinklab.report import sweep_table
-
     overrides = dict(map(config_flags.parse_override, extra_args))
-    groups = []
+    row_results = []
     for name in dict.fromkeys(run.row for run in runs):
         row_runs = [run for run in runs if run.row == name]
-        groups.append(make_run_group(row_runs[0].row_info | dict(overrides=overrides), row_runs))
-    rows = sweep_table.make_sweep_table(groups)
-    sweep_dir = parse_path(args.workdir)
-    with open_writable_folder(sweep_dir), atomic_write(sweep_dir / 'sweep.json') as temp_path:
-        temp_path.write_text(format_json(rows) + '\n', encoding='utf-8')
-    return rows, sweep_table.compute_spans(groups)
-
-
-def format_json(rows: list[dict]) -> str:
-    return json.dumps(rows, indent=2, allow_nan=False)
+        done_runs = [run for run in row_runs if run.outcome == 'done']
+        row_results.append(
+            sweep_table.RowResult(
+                row_runs[0].row_info | dict(overrides=overrides),
+                outcomes={run.seed: run.outcome for run in row_runs},
+                reasons={run.seed: run.reason for run in row_runs if run.reason},
+                metrics_by_seed={run.seed: sweep_table.read_last_metrics(run.run_dir) for run in done_runs},
+            )
+        )
+    rows = sweep_table.make_sweep_table(row_results)
+    results.write_json(args.workdir, 'sweep.json', rows)
+    return rows, sweep_table.compute_spans(row_results)
 
 
 def print_summary(args: argparse.Namespace, rows: list[dict], spans: dict, stop_signal: int | None) -> None:
     """Print the results of all runs, after writing report.html if it is requested."""
-    from sinklab.report.sweep_table import format_headline
-
     page_path = report.write_page(parse_path(args.workdir)) if args.report and not stop_signal else None
     if args.json:
-        print(format_json(rows))
+        print(json.dumps(rows, indent=2, allow_nan=False))
     elif not stop_signal:
         headings, lines = build_summary_table(rows, spans)
         print_table_with_note(headings, lines, format_legend(headings, rows))
-        print(format_headline(rows))
+        print(sweep_table.format_headline(rows))
         if page_path:
             print(f'page: {page_path}')
         else:
             print_status(f'For a report with plots: {shlex.join(["sinklab", "report", args.workdir])}')
 
 
-def make_run_group(row_info: dict, runs: list[SweepRun]) -> Any:
-    from sinklab.report.sweep_table import RowResult, read_last_metrics
-
-    return RowResult(
-        row_info,
-        outcomes={run.seed: run.outcome for run in runs},
-        reasons={run.seed: run.reason for run in runs if run.reason},
-        metrics_by_seed={run.seed: read_last_metrics(run.run_dir) for run in runs if run.outcome == 'done'},
-    )
-
-
 def build_summary_table(rows: list[dict], spans: dict) -> tuple[list[str], list[list[str]]]:
     """Build headings and cells of the summary table, with a column `runs` only if a row has several runs."""
-    from sinklab.report import sweep_table
-
     headings, lines = sweep_table.format_table_cells(rows, spans)
-    if any(len(row['seeds']) > 1 for row in rows):
-        return list(headings), lines
-    index = headings.index('runs')
-    return [*headings[:index], *headings[index + 1 :]], [[*line[:index], *line[index + 1 :]] for line in lines]
+    has_several_runs = any(len(row['seeds']) > 1 for row in rows)
+    columns = zip(headings, *lines, strict=True)
+    headings, *lines = zip(*(column for column in columns if column[0] != 'runs' or has_several_runs), strict=True)
+    return headings, lines
 
 
 def format_legend(headings: list[str], rows: list[dict]) -> str:
     """Format the legend of the summary table: the meaning of its columns and cells."""
-    from sinklab.report import summary_table
-
     parts = [summary_table.format_legend(headings)]
     if any(list(row['seeds'].values()).count('done') > 1 for row in rows):
         parts.append('±: standard deviation over runs')
@@ -224,37 +202,9 @@ def format_legend(headings: list[str], rows: list[dict]) -> str:
 
 
 def print_table_with_note(headings: list[str], rows: list[list[str]], note: str = '') -> None:
-    """Print a table with the units on a second line of its headings, and a note below the table."""
-    from sinklab.cli import terminal
-
-    terminal.print_table(
-        terminal.make_console(width=200),
-        list(map(split_heading, headings)),
-        rows,
-        left_columns=LEFT_COLUMNS,
-        wrap_columns=WRAP_COLUMNS,
-    )
+    """Print a table with units or the last words of its headings on a second line, and a note below the table."""
+    headings = [re.sub(r' (?=- |\(|\S+$)', '\n', heading, count=1) for heading in headings]
+    console = terminal.make_console(width=200)
+    terminal.print_table(console, headings, rows, left_columns=LEFT_COLUMNS, wrap_columns=WRAP_COLUMNS)
     if note:
-        print_wrapped(note)
-
-
-def split_heading(heading: str) -> 'Text | str':
-    """Split a heading into two lines: before ' - ' (Sink_1 - softmax (%)), or else before the unit or last word."""
-    from sinklab.cli import terminal
-
-    name, separator, suffix = heading.partition(' - ')
-    if not separator:
-        name, separator, suffix = heading.rpartition(' (' if ' (' in heading else ' ')
-    return (
-        terminal.make_multiline_cell(name, f'{separator.strip()}{" " if separator == " - " else ""}{suffix}')
-        if name
-        else heading
-    )
-
-
-def print_wrapped(text: str) -> None:
-    """Print a text, wrapped between words on a terminal."""
-    from sinklab.cli import terminal
-
-    console = terminal.make_console()
-    console.print(text, soft_wrap=not console.is_terminal)
+        terminal.print_wrapped(note)

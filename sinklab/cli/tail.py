@@ -12,15 +12,14 @@ import argparse
 import contextlib
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from sinklab.cli import terminal
+from sinklab.cli.progress import REMOTE_POLL_SECONDS, ProgressCallback, ProgressDisplay, RunFollower
+from sinklab.cli.report import list_sweep_runs
 from sinklab.run_dir import RunDir
 from sinklab.run_ref import read_spec
 from sinklab.storage.folder_lock import is_held
 from sinklab.storage.paths import is_remote, make_absolute, parse_path
-
-if TYPE_CHECKING:
-    from sinklab.cli.progress import ProgressDisplay
 
 POLL_SECONDS = 1.0  # seconds between two polls
 
@@ -30,9 +29,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, extra_args: list[str]) -> int:
-    from sinklab.cli import terminal
-    from sinklab.cli.progress import ProgressDisplay
-
     folder = parse_path(args.run)
     if not is_sweep(folder):
         read_spec(RunDir(folder))  # raises if the folder holds no run
@@ -41,14 +37,11 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
     return 0
 
 
-def follow_runs(folder: Path, display: 'ProgressDisplay') -> None:
+def follow_runs(folder: Path, display: ProgressDisplay) -> None:
     """Show the runs of a folder, and how each has ended, until no process works on the folder.
 
     In a bucket nothing tells whether a sweep has been stopped: then the user ends it.
     """
-    from sinklab.cli.progress import REMOTE_POLL_SECONDS, ProgressCallback, RunFollower
-    from sinklab.cli.report import list_sweep_runs
-
     followers: dict[Path, RunFollower] = {}
     ended_paths: set[Path] = set()
     while True:

@@ -42,6 +42,12 @@ def is_live(console: Console) -> bool:
     return console.is_interactive and console.file.isatty()
 
 
+def print_wrapped(text: str) -> None:
+    """Print a text, wrapped between words on a terminal."""
+    console = make_console()
+    console.print(text, soft_wrap=not console.is_terminal)
+
+
 def make_cell(text: object, style: str = '') -> Text:
     """Make a text without markup for a cell, a heading or a title of a table."""
     return Text(str(text), style)

@@ -20,8 +20,9 @@ import sys
 from typing import Any, get_args
 
 from sinklab.checkpoint import digests
-from sinklab.cli import config_flags, hf, layout_flags, process_flags
+from sinklab.cli import config_flags, hf, layout_flags, process_flags, terminal
 from sinklab.cli.flag_types import add_options
+from sinklab.cli.progress import MessageCallback, ProgressCallback, ProgressDisplay
 from sinklab.config.differences import flatten_dict
 from sinklab.config.spec import Layout, Spec, WarmStartTakes
 from sinklab.errors import UserError
@@ -32,9 +33,17 @@ from sinklab.process_group import (
     limit_shutdown,
     run_on_all_or_raise,
 )
+from sinklab.report import summary_table
 from sinklab.run_dir import RunDir
 from sinklab.run_ref import MODEL_PREFIXES, format_run_ref, parse_run_ref, read_spec
 from sinklab.storage.paths import join_path, make_absolute, resolve_path
+from sinklab.train.callbacks import (
+    BestEffortCallback,
+    ProfilerCallback,
+    TensorBoardCallback,
+    WandbCallback,
+    parse_profile_steps,
+)
 
 PROFILE_OPTION = str, 'STEP:COUNT', 'trace COUNT steps after STEP into DIR/profile, for XProf, such as 100:5'
 
@@ -93,8 +102,6 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
     Raises:
         UserError: The arguments are invalid on any process, or differ between processes.
     """
-    from sinklab.cli import terminal
-    from sinklab.cli.progress import MessageCallback, ProgressCallback, ProgressDisplay
     from sinklab.train import loop
 
     group = join_processes(args.coordinator, args.processes, args.process, args.join_timeout)
@@ -138,7 +145,6 @@ def prepare_run(args: argparse.Namespace, extra_args: list[str], group: ProcessG
         UserError: An argument is invalid.
     """
     from sinklab.parallel import device_mesh
-    from sinklab.train.callbacks import parse_profile_steps
     from sinklab.train.warm_start import WarmStart
 
     run_dir = RunDir(args.workdir)
@@ -239,8 +245,6 @@ def resolve_parent(from_flag: str, child_dir: RunDir) -> tuple[WarmStartTakes, R
 
 def make_callbacks(args: argparse.Namespace, request: RunRequest, print_message: Any) -> list:
     """Make the requested callbacks of the training loop: TensorBoard, Weights & Biases and the profiler."""
-    from sinklab.train.callbacks import BestEffortCallback, ProfilerCallback, TensorBoardCallback, WandbCallback
-
     callbacks = []
     if args.tensorboard:
         callbacks.append(BestEffortCallback(TensorBoardCallback(request.run_dir), 'TensorBoard', print_message))
@@ -268,16 +272,13 @@ def collect_shared_settings(spec: Any, layout: Any, parent: Any) -> dict[str, An
 
 def print_results(run_dir: RunDir, row: dict, records: list[dict]) -> None:
     """Print the results of a finished run: a table with a line for each metric, and the next command."""
-    from sinklab.cli import terminal
-    from sinklab.report import summary_table
-
     name = row['row'] or row['config']
     console = terminal.make_console(width=100)
     headings, rows = summary_table.make_metric_table(records, row.get('published') or {})
     console.print(f'{name}: done, {records[-1]["step"]} steps in {records[-1]["seconds"]:.0f} s', soft_wrap=True)
     terminal.print_table(console, headings, rows, left_columns=['what it is'], wrap_columns=['what it is'])
     if published := summary_table.describe_published(row, headings):
-        console.print(published, soft_wrap=not console.is_terminal)
+        terminal.print_wrapped(published)
     emergence = summary_table.describe_emergence(records)
-    console.print(f'Sink_1 {emergence}; run: {run_dir}', soft_wrap=not console.is_terminal)
+    terminal.print_wrapped(f'Sink_1 {emergence}; run: {run_dir}')
     print(f'For a report with plots: {shlex.join(["sinklab", "report", str(run_dir)])}')
