@@ -131,7 +131,9 @@ def test_existing_fork_accepts_only_the_checkpoint_that_it_records(tmp_path, tak
 def test_resolve_parent_splits_prefix_at_first_colon(tmp_path):
     run = make_run_folder(tmp_path / 'a:run', 2, 4)
     for prefix, takes, step in (('params:', 'params', 4), ('', '', 4), ('params:', 'params', 2)):
-        resolved_takes, parent, resolved_step = train.resolve_parent(f'{prefix}{run}@{step}', RunDir(tmp_path / 'child'))
+        resolved_takes, parent, resolved_step = train.resolve_parent(
+            f'{prefix}{run}@{step}', RunDir(tmp_path / 'child')
+        )
         assert (parent.path, resolved_step, resolved_takes) == (run, step, takes)
 
 

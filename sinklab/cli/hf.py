@@ -14,9 +14,9 @@ from sinklab.run_dir import RunDir
 from sinklab.run_ref import GGUF_PREFIX, HF_PREFIX, read_spec
 from sinklab.storage.cache_dir import get_cache_dir
 from sinklab.storage.files import TEMPORARY_SUFFIX, open_writable_folder
-from sinklab.storage.paths import check_checkpoint_path, join_path, make_absolute, parse_path
+from sinklab.storage.paths import check_checkpoint_path, make_absolute, parse_path
 
-IMPORT_VERSION = 3  # version of the defaults: a run that started from an import with older ones still finds that one
+IMPORT_VERSION = 3  # version of the defaults
 
 
 def add_export_arguments(parser: argparse.ArgumentParser) -> None:
@@ -142,27 +142,18 @@ def write_imported_run(model_ref: str, source: Path, run_dir: RunDir, final_path
     return convert.import_model(source, parse_config(config.to_dict()), run_dir, row)
 
 
-def resolve_from_flag(model_ref: str, child_dir: RunDir) -> str:
-    """Resolve --from=hf:PATH or --from=gguf:PATH to --from=params:RUN@0 of an imported run in the cache.
-
-    A child run that exists has its parent in row.json, so the model itself may have been moved or deleted since.
-    """
-    if parent := child_dir.read_parent() if child_dir.has_run() else {}:
-        parent_path = join_path(child_dir.path, parent['run'])
-        name = parent_path.name.rpartition('-')[0]
-        if (parent_path.parent, name) == (get_imports_root(), get_model_name(model_ref)):
-            return f'params:{parent_path}@0'
-    return f'params:{get_cached_import(model_ref)}@0'
-
-
 def get_cached_import(model_ref: str) -> RunDir:
     """Return the imported run of hf:PATH_OR_ID or gguf:PATH in the cache; import it if it is not there."""
-    from sinklab.hf import files
+    from sinklab.hf import files, gguf
 
-    run_dir = get_import_dir(model_ref)
+    if model_ref.startswith(GGUF_PREFIX):
+        identity = gguf.compute_identity(gguf.find_gguf_file(model_ref))
+    else:
+        identity = files.compute_identity(files.fetch_model_dir(model_ref))
+    root = get_cache_dir().resolve() / 'imports'
+    run_dir = RunDir(root / f'{get_model_name(model_ref)}-{identity}.{IMPORT_VERSION}')
     if not run_dir.has_run():
         source = find_importable_dir(model_ref)
-        root = get_imports_root()
         temp_path = root / f'{run_dir.path.name}.{uuid.uuid4().hex[:8]}{TEMPORARY_SUFFIX}'
         with open_writable_folder(root):
             print(f'importing {model_ref} into {run_dir}', file=sys.stderr, flush=True)
@@ -174,19 +165,5 @@ def get_cached_import(model_ref: str) -> RunDir:
     return run_dir
 
 
-def get_import_dir(model_ref: str) -> RunDir:
-    from sinklab.hf import files, gguf
-
-    if model_ref.startswith(GGUF_PREFIX):
-        identity = gguf.compute_identity(gguf.find_gguf_file(model_ref))
-    else:
-        identity = files.compute_identity(files.fetch_model_dir(model_ref))
-    return RunDir(get_imports_root() / f'{get_model_name(model_ref)}-{identity}.{IMPORT_VERSION}')
-
-
 def get_model_name(model_ref: str) -> str:
     return Path(model_ref.removeprefix(HF_PREFIX).removeprefix(GGUF_PREFIX)).absolute().name
-
-
-def get_imports_root() -> Path:
-    return get_cache_dir().resolve() / 'imports'

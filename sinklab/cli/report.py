@@ -17,7 +17,7 @@ from pathlib import Path
 
 from sinklab.cli import terminal
 from sinklab.errors import UserError, format_extra_command
-from sinklab.report.summary_table import RUN_HEADINGS, format_legend, format_run_cells
+from sinklab.report import summary_table
 from sinklab.run_dir import RunDir
 from sinklab.storage.files import open_writable_folder
 from sinklab.storage.paths import find_common_folder, is_remote, make_absolute, parse_path
@@ -42,19 +42,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, extra_args: list[str]) -> int:
-    from sinklab.report import runs, summary_table
+    from sinklab.report import runs
 
-    paths = [str(path) for pattern in args.runs for path in find_runs(pattern)]
-    loaded_runs = runs.read_runs(paths)
+    paths = [path for pattern in args.runs for path in find_runs(pattern)]
+    loaded_runs = runs.read_runs(list(map(str, paths)))
     runs_dir = choose_report_dir(paths)
     out_dir = parse_path(args.out) if args.out else runs_dir
-    write_report(out_dir, loaded_runs, args, results.read_verdicts(runs_dir))
+    kinds = [kind for kind in PICTURE_KINDS if getattr(args, kind)]
+    report_path = write_report(out_dir, loaded_runs, results.read_verdicts(runs_dir), kinds)
     table = summary_table.make_run_table(loaded_runs)
     if args.json:
         print(json.dumps(table, indent=2, allow_nan=False))
     else:
         print_runs(table)
-    print(f'report: {out_dir / "report.html"}', file=sys.stderr if args.json else sys.stdout)
+    print(f'report: {report_path}', file=sys.stderr if args.json else sys.stdout)
     return 0
 
 
@@ -87,21 +88,22 @@ def list_sweep_runs(sweep_dir: Path) -> list[Path]:
     return [path for path in run_paths if (path / 'row.json').exists()]
 
 
-def choose_report_dir(run_paths: list[str]) -> Path:
+def choose_report_dir(run_paths: list[Path]) -> Path:
     """Return the folder of a single run, or the innermost folder that contains all of several runs."""
-    paths = [make_absolute(parse_path(path)) for path in run_paths]
+    paths = list(map(make_absolute, run_paths))
     return paths[0] if len(paths) == 1 else find_common_folder([path.parent for path in paths])
 
 
-def write_report(out_dir: Path, runs: list, args: argparse.Namespace, verdicts: list[dict]) -> None:
-    """Write report.html and the requested pictures."""
+def write_report(out_dir: Path, runs: list, verdicts: list[dict] = (), kinds: list[str] = ()) -> Path:
+    """Write report.html, and pictures of the given kinds; return the path of the page."""
     from sinklab.report import page
 
+    path = out_dir / 'report.html'
     if out_dir.is_file():
         raise UserError(f'{out_dir} is a file; choose another --out')
     with open_writable_folder(out_dir):
-        page.write_report_page(out_dir / 'report.html', runs, verdicts)
-        if kinds := [kind for kind in PICTURE_KINDS if getattr(args, kind)]:
+        page.write_report_page(path, runs, verdicts)
+        if kinds:
             try:
                 from sinklab.report import pictures
             except ImportError as error:
@@ -109,27 +111,16 @@ def write_report(out_dir: Path, runs: list, args: argparse.Namespace, verdicts: 
                     f'pictures need {error.name}; install it: {format_extra_command("report")}'
                 ) from error
             pictures.write_pictures(out_dir, runs, kinds)
-
-
-def write_page(sweep_dir: Path) -> Path | None:
-    """Write report.html of a sweep; return its path, or None if no run has started."""
-    from sinklab.report import page, runs
-
-    file = sweep_dir / 'report.html'
-    paths = [str(path) for path in list_sweep_runs(sweep_dir)]
-    if not paths:
-        return None
-    page.write_report_page(file, runs.read_runs(paths))
-    return file
+    return path
 
 
 def print_runs(rows: list[dict]) -> None:
     """Print the table of runs, without the columns that are empty for all of them."""
-    columns = zip(RUN_HEADINGS, *map(format_run_cells, rows), strict=True)
+    columns = zip(summary_table.RUN_HEADINGS, *map(summary_table.format_run_cells, rows), strict=True)
     headings, *lines = zip(*(column for column in columns if {*column[1:]} != {'-'}), strict=True)
     console = terminal.make_console(width=200)
     terminal.print_table(console, headings, lines)
-    terminal.print_wrapped(f'{format_legend(headings)}.')
+    terminal.print_wrapped(f'{summary_table.format_legend(headings)}.')
     for row in rows:
         for note in row['notes']:
             print(f'{row["run"]}: {note}')

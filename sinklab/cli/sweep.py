@@ -26,6 +26,7 @@ from sinklab.config.seed_list import SEEDS_HELP, parse_seeds
 from sinklab.config.spec import Spec
 from sinklab.errors import UserError, format_unknown_name, print_status
 from sinklab.report import summary_table, sweep_table
+from sinklab.report.runs import read_runs
 from sinklab.run_dir import RunDir
 from sinklab.storage.folder_lock import hold_folder
 from sinklab.storage.paths import parse_path
@@ -168,7 +169,8 @@ def write_table(args: argparse.Namespace, extra_args: list[str], runs: list[Swee
 
 def print_summary(args: argparse.Namespace, rows: list[dict], spans: dict, stop_signal: int | None) -> None:
     """Print the results of all runs, after writing report.html if it is requested."""
-    page_path = report.write_page(parse_path(args.workdir)) if args.report and not stop_signal else None
+    paths = report.list_sweep_runs(parse_path(args.workdir)) if args.report and not stop_signal else []
+    page_path = paths and report.write_report(parse_path(args.workdir), read_runs(list(map(str, paths))))
     if args.json:
         print(json.dumps(rows, indent=2, allow_nan=False))
     elif not stop_signal:
