@@ -18,7 +18,7 @@ import json
 from collections.abc import Iterable
 
 from sinklab.cli import config_flags, layout_flags, sweep, terminal
-from sinklab.cli.flag_types import add_options
+from sinklab.cli.flag_types import add_options, format_options
 from sinklab.config.seed_list import parse_seeds
 from sinklab.config.spec import Spec
 from sinklab.configs.sizes import SIZES
@@ -36,16 +36,8 @@ OPTIONS = {
     'results': (str, 'FILE', 'judge the measurements of an earlier claims.json, and train nothing'),
 }
 TEST_HINT = 'To test one of them: sinklab claims NAME --workdir=DIR'
-# Saved besides the metrics of claims.
-EXTRA_METRIC_PATTERNS = {
-    'valid/loss',
-    'fails',
-    'mass/row',
-    'entropy/row',
-    'emergence/step',
-    'norm/ratio/*',
-    'seconds',
-}
+# Patterns of metrics that are saved besides those of claims.
+EXTRA_METRICS = {'valid/loss', 'fails', 'mass/row', 'entropy/row', 'emergence/step', 'norm/ratio/*', 'seconds'}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,7 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, extra_args: list[str]) -> int:
-    claim_table = load_claim_table(args, extra_args)
+    claim_table = load_claim_table(args)
     if sum(value is not None for value in (args.workdir, args.results, args.list or None)) != 1:
         raise UserError(
             'give one of --workdir=DIR to train the runs, --results=FILE to judge earlier measurements, or --list'
@@ -72,7 +64,7 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
         return 0
     if args.results is None:
         return train_claim_runs(args, extra_args, report.parse_claims(claim_table, args.size or DEFAULT_SIZE))
-    if unused := layout_flags.format_flags(args, ['seeds', 'size', 'compiled']):
+    if unused := [*format_options(args, ['seeds', 'size', 'compiled']), *extra_args]:
         raise UserError(f'--results={args.results} trains nothing; remove {" ".join(unused)}')
     claims_data = load_results(args.results)
     claims = report.parse_claims(claim_table, claims_data['size'])
@@ -80,10 +72,8 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
     return 0
 
 
-def load_claim_table(args: argparse.Namespace, extra_args: list[str]) -> dict:
+def load_claim_table(args: argparse.Namespace) -> dict:
     """Load the CLAIMS of the config file; raise UserError if they do not have the named claims."""
-    if unexpected := [argument for argument in extra_args if not argument.startswith('--config.') or args.results]:
-        raise UserError(f'{unexpected[0]} is not allowed here; see sinklab claims --help')
     claim_table = config_flags.load_config_module(args.config, 'CLAIMS').CLAIMS
     for name in args.names:
         if name not in claim_table:
@@ -131,7 +121,7 @@ def train_claim_runs(args: argparse.Namespace, extra_args: list[str], claims: di
     seeds = parse_seeds(args.seeds)
     sweep.check_no_seed_overrides(extra_args)
     readings = [reading for name in args.names or claims for reading in claims[name].readings]
-    layout_options = layout_flags.format_flags(args, [*layout_flags.OPTIONS, 'compiled'])
+    layout_options = format_options(args, [*layout_flags.OPTIONS, 'compiled'])
     options = [*layout_options, f'--size={size}', *extra_args]
     with hold_folder(RunDir(args.workdir).path) as check_owner:
         overrides = dict(map(config_flags.parse_override, extra_args))
@@ -151,14 +141,12 @@ def train_claim_runs(args: argparse.Namespace, extra_args: list[str], claims: di
         runs = [
             run for run in all_runs if run.run_dir.has_run() or str(run.seed) not in old_data['runs'].get(run.row, {})
         ]
-        if all(run.outcome == 'done' for run in runs):
-            sweep.print_status('no run is missing; nothing is trained')
         stop_signal = sweep.train_runs(
             runs, lambda run: sweep.make_train_command(get_config_path(run.row), run, options), check_owner, args.jobs
         )
         check_owner()
         metric_patterns = {reading.metric for claim in claims.values() for reading in claim.readings}
-        claims_data = results.add_runs(old_data, specs, runs, EXTRA_METRIC_PATTERNS | metric_patterns)
+        claims_data = results.add_runs(old_data, specs, runs, EXTRA_METRICS | metric_patterns)
         verdicts = compute_verdicts(claims, claims_data)
         results.write_json(args.workdir, results.CLAIMS_FILE, claims_data)
         results.write_json(args.workdir, results.VERDICTS_FILE, verdicts)

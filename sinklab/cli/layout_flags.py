@@ -5,7 +5,6 @@ import dataclasses
 import hashlib
 import importlib.util
 import os
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -105,13 +104,3 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def parse_layout(args: argparse.Namespace) -> Layout:
     return Layout(**{field.name: getattr(args, field.name) for field in dataclasses.fields(Layout)})
-
-
-def format_flags(args: argparse.Namespace, names: Iterable[str] = OPTIONS) -> list[str]:
-    """Format the options that differ from their defaults, as arguments of another command."""
-    values = {name: getattr(args, name) for name in names}
-    return [
-        f'--{name}={"none" if value is None else value}'
-        for name, value in values.items()
-        if value != args.parser.get_default(name)
-    ]

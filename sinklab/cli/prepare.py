@@ -26,7 +26,7 @@ import shlex
 from typing import Any
 
 from sinklab.cli import terminal
-from sinklab.cli.flag_types import add_options
+from sinklab.cli.flag_types import add_options, format_options
 from sinklab.config.differences import flatten_dict
 from sinklab.config.spec import DataConfig, ModelConfig, OptimizerConfig, PositiveInt, Spec, get_field_types
 from sinklab.config.validate import MAX_TRAINED_VOCABULARY, MIN_TRAINED_VOCABULARY, parse_value
@@ -64,9 +64,8 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
         raise UserError(f'{extra_args[0]} is unknown (a pattern must be quoted); see sinklab prepare --help')
     fields = parse_settings(args)
     if args.check is not None:
-        for name in BUILD_OPTIONS:
-            if getattr(args, name) is not None:
-                raise UserError(f'--{name} has no effect with --check; remove it')
+        if unused := format_options(args, BUILD_OPTIONS):
+            raise UserError(f'{" ".join(unused)} has no effect with --check; remove it')
         print_store(args, Store(args.check, verify=True), fields['length'], fields['batch_size'])
         return 0
     if not (args.source and args.out):

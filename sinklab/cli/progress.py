@@ -13,7 +13,6 @@ import time
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from sinklab.cli import terminal
-from sinklab.config.spec import Spec
 from sinklab.errors import print_status
 from sinklab.metrics.registry import HEADLINE_METRIC
 from sinklab.run_dir import RunDir
@@ -122,25 +121,15 @@ class ProgressCallback(Callback):
     Args:
         display: The display, which may show other runs, too.
         name: The name of the run.
-        spec: The spec of the run.
+        num_steps: The number of steps of the run.
         row_description: The fields that the row changes at its size, in one line.
-        shows_facts: Whether to print facts about the run, such as its attention backend, above the bars.
     """
 
-    def __init__(
-        self,
-        display: ProgressDisplay,
-        name: str,
-        spec: Spec,
-        row_description: str | None = None,
-        shows_facts: bool = True,
-    ):
+    def __init__(self, display: ProgressDisplay, name: str, num_steps: int, row_description: str | None = None):
         self.display = display
         self.name = name
-        self.spec = spec
         self.row_description = row_description
-        self.shows_facts = shows_facts
-        self.key = display.add(name, spec.optimizer.steps)
+        self.key = display.add(name, num_steps)
 
     def on_record(self, record: dict, written: bool) -> None:
         self.display.update(self.key, record)
@@ -149,8 +138,6 @@ class ProgressCallback(Callback):
         self.display.print_line(f'{self.name}  {line}')
 
     def on_train_begin(self, step: int, attention: str, changes: list[str]) -> None:
-        if not self.shows_facts:
-            return
         if self.row_description:
             self.on_message(self.row_description)
         self.on_message(f'attention: {attention}')
@@ -158,13 +145,6 @@ class ProgressCallback(Callback):
             self.on_message(f'since step {step}: {"; ".join(changes)}')
         elif step:
             self.on_message(f'resumes after step {step}')
-        interval = self.spec.checkpoint.every_steps
-        next_save = step + interval - step % interval if interval else math.inf
-        if next_save >= self.spec.optimizer.steps and not self.spec.checkpoint.every_minutes:
-            self.on_message(
-                f'saves a checkpoint only at the end, or when Ctrl-C or SIGTERM stops it '
-                f'(config.checkpoint.every_steps is {interval})'
-            )
 
 
 class MessageCallback(Callback):
@@ -220,7 +200,7 @@ class SweepDisplay(ProgressDisplay):
 
     def on_run_begin(self, label: str, run: SweepRun) -> None:
         self.print_line(label)
-        callback = ProgressCallback(self, str(run), run.spec, shows_facts=False)
+        callback = ProgressCallback(self, str(run), run.spec.optimizer.steps)
         with self.lock:
             self.followers[id(run)] = RunFollower(run.run_dir, callback)
 

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sinklab.cli import config_flags, layout_flags, report, terminal
-from sinklab.cli.flag_types import add_options, positive_int
+from sinklab.cli.flag_types import add_options, format_options, positive_int
 from sinklab.cli.process_flags import format_command_line, get_program_argv
 from sinklab.cli.progress import SweepDisplay
 from sinklab.config.seed_list import SEEDS_HELP, parse_seeds
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
         override_args = [*extra_args, *format_seed_flags(seed)]
         return config_flags.load_spec(f'{args.config}:{row}', override_args, args.size, module)
 
-    options = [*layout_flags.format_flags(args, [*layout_flags.OPTIONS, 'size', 'compiled']), *extra_args]
+    options = [*format_options(args, [*layout_flags.OPTIONS, 'size', 'compiled']), *extra_args]
     with hold_folder(RunDir(args.workdir).path) as check_owner:
         runs = plan.plan_runs(rows, seeds, args.workdir, load_row, layout)
         for run in runs[: len(rows)]:

@@ -57,7 +57,7 @@ def follow_runs(folder: Path, display: ProgressDisplay) -> None:
                 spec = read_spec(RunDir(path))
                 row = run_dir.read_json('row')['row'] or make_absolute(path).name
                 name = row if path == folder else f'{row}, seed {spec.seed}'
-                followers[path] = RunFollower(run_dir, ProgressCallback(display, name, spec))
+                followers[path] = RunFollower(run_dir, ProgressCallback(display, name, spec.optimizer.steps))
             followers[path].poll()
             if is_ended:
                 ended_paths.add(path)

@@ -114,7 +114,8 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
             callbacks = [MessageCallback()]
         elif group.process_index == 0:
             display = stack.enter_context(ProgressDisplay(terminal.make_console(stderr=True)))
-            callbacks = [ProgressCallback(display, row['row'] or row['config'], request.spec, request.description)]
+            name = row['row'] or row['config']
+            callbacks = [ProgressCallback(display, name, request.spec.optimizer.steps, request.description)]
         if callbacks:
             callbacks += make_callbacks(args, request, callbacks[0].on_message)
         loop.train(
