@@ -20,6 +20,7 @@ from sinklab.run_dir import RunDir
 from sinklab.run_ref import read_spec
 
 EXAMPLES = {'get_config': 'configs/quickstart.py', 'CLAIMS': 'configs/claims.py'}  # of what a config file defines
+SIZE_HELP = 'paper, quickstart (minutes on two cores), small (minutes on a GPU) or smoke (seconds; learns nothing)'
 
 
 class Row(msgspec.Struct, forbid_unknown_fields=True):
@@ -32,12 +33,7 @@ class Row(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def add_size_argument(parser: argparse.ArgumentParser, default: str = 'that of FILE') -> None:
-    parser.add_argument(
-        '--size',
-        metavar='SIZE',
-        help='paper, quickstart (minutes on two cores), small (minutes on a GPU) or smoke (seconds; learns nothing): '
-        f'model and step counts of configs/sizes.py (default: {default})',
-    )
+    parser.add_argument('--size', metavar='SIZE', help=f'{SIZE_HELP} (default: {default})')
 
 
 def split_config_path(config_path: str) -> tuple[str, str]:

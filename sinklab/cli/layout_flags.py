@@ -5,7 +5,6 @@ import dataclasses
 import hashlib
 import importlib.util
 import os
-from pathlib import Path
 from typing import Literal, get_args
 
 from sinklab.cli.flag_types import add_options, positive_int
@@ -87,10 +86,6 @@ def set_compilation_cache(folder: str | None) -> None:
     if not folder:
         key = hashlib.sha256(make_processor_key().encode()).hexdigest()[:8]
         folder = str(get_cache_dir() / 'programs' / key)
-        try:
-            Path(folder).mkdir(parents=True, exist_ok=True)
-        except OSError:
-            folder = 'none'
     jax.config.update('jax_enable_compilation_cache', folder != 'none')
     if folder != 'none':
         jax.config.update('jax_compilation_cache_dir', folder)

@@ -111,18 +111,13 @@ def import_command(name: str) -> ModuleType:
     return importlib.import_module(f'sinklab.cli.{name}')
 
 
-def find_command(arguments: Sequence[str]) -> str | None:
-    """Return the command among the arguments of the command line; None if there is none."""
-    return next((argument for argument in arguments if argument in COMMANDS), None)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command, and return its exit code.
 
     Exit codes: sinklab/exit_status.py.
     """
     words = sys.argv[1:] if argv is None else list(argv)
-    command = find_command(words)
+    command = next((word for word in words if word in COMMANDS), None)
     try:
         args, extra_args = build_parser([command]).parse_known_args(words)
         args.parser.refuse_unknown(extra_args)

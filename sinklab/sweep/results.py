@@ -11,7 +11,7 @@ from sinklab.errors import UserError
 from sinklab.report.claims import read_claim_metrics
 from sinklab.run_dir import RunDir
 from sinklab.run_files import ClaimEntry, Claims
-from sinklab.storage.files import DamagedFileError, atomic_write, open_writable_folder, read_json, warn_once
+from sinklab.storage.files import atomic_write, open_writable_folder, read_json
 from sinklab.storage.paths import parse_path
 from sinklab.sweep import plan
 from sinklab.sweep.plan import SweepRun
@@ -108,15 +108,9 @@ def list_run_dirs(workdir: Path) -> list[Path]:
 
 
 def read_verdicts(workdir: Path) -> list[dict]:
-    """Read verdicts.json of a folder; return [] if it is missing or damaged."""
+    """Read verdicts.json of a folder; return [] if it is missing."""
     path = workdir / VERDICTS_FILE
-    try:
-        return read_json(path, list[ClaimEntry], 'the report omits it; sinklab claims writes it again')
-    except DamagedFileError as error:
-        warn_once(str(error))
-        return []
-    except (FileNotFoundError, NotADirectoryError):
-        return []
+    return read_json(path, list[ClaimEntry], 'remove it; sinklab claims writes it again') if path.exists() else []
 
 
 def write_json(workdir: str, name: str, content: dict | list) -> None:
