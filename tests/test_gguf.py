@@ -399,7 +399,7 @@ def test_stream_and_sample_of_open_model_equal_those_of_imported_run(llama, toke
 def test_gguf_file_is_imported_into_cache_once(llama, capsys):
     path, _ = llama
     run_dir = hf.get_cached_import(f'gguf:{path}')
-    assert hf.get_cached_import(f'gguf:{path}') == run_dir
+    assert hf.get_cached_import(f'gguf:{path}').path == run_dir.path
     assert run_dir.list_checkpoint_steps() == [0]
     assert capsys.readouterr().err.count('importing') == 1
 

@@ -152,8 +152,8 @@ def print_measurements(reports: list[dict]) -> None:
         inputs, *lines = columns[1:]
         terminal.print_table(console, ['number', *inputs[1:]], lines)
     else:
-        headings, *rows = zip(*columns, strict=True)
-        terminal.print_table(console, headings, rows, wrap_columns=['inputs'])
+        shown_headings, *lines = zip(*columns, strict=True)
+        terminal.print_table(console, shown_headings, lines, wrap_columns=['inputs'])
     terminal.print_wrapped(f'{format_legend([info.label for info in infos], infos)}.')
     positions = f', --positions={reports[0]["positions"]}' if 'positions' in reports[0] else ''
     print(f'computed in {reports[0]["dtype"]}, --bos={reports[0]["bos"]}{positions}')

@@ -13,6 +13,7 @@ import glob
 import json
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from sinklab.cli import terminal
@@ -94,7 +95,7 @@ def choose_report_dir(run_paths: list[Path]) -> Path:
     return paths[0] if len(paths) == 1 else find_common_folder([path.parent for path in paths])
 
 
-def write_report(out_dir: Path, runs: list, verdicts: list[dict] = (), kinds: list[str] = ()) -> Path:
+def write_report(out_dir: Path, runs: list, verdicts: Sequence[dict] = (), kinds: Sequence[str] = ()) -> Path:
     """Write report.html, and pictures of the given kinds; return the path of the page."""
     from sinklab.report import page
 

@@ -187,9 +187,9 @@ def build_summary_table(rows: list[dict], spans: dict) -> tuple[list[str], list[
     """Build headings and cells of the summary table, with a column `runs` only if a row has several runs."""
     headings, lines = sweep_table.format_table_cells(rows, spans)
     has_several_runs = any(len(row['seeds']) > 1 for row in rows)
-    columns = zip(headings, *lines, strict=True)
-    headings, *lines = zip(*(column for column in columns if column[0] != 'runs' or has_several_runs), strict=True)
-    return headings, lines
+    columns = [column for column in zip(headings, *lines, strict=True) if column[0] != 'runs' or has_several_runs]
+    shown_headings, *shown_lines = map(list, zip(*columns, strict=True))
+    return shown_headings, shown_lines
 
 
 def format_legend(headings: list[str], rows: list[dict]) -> str:

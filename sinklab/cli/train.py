@@ -206,7 +206,7 @@ def load_requested_spec(
     return *config_flags.load_run_config(source_dir, make_absolute(run_dir.path).name, extra_args), None
 
 
-def resolve_parent(from_flag: str, child_dir: RunDir) -> tuple[WarmStartTakes, RunDir, int]:
+def resolve_parent(from_flag: str, child_dir: RunDir) -> tuple[Any, RunDir, int]:
     """Resolve --from=[TAKES:]RUN[@STEP] to what is taken, the parent run, and the step of its checkpoint.
 
     A prefix before the first colon counts as TAKES only if it is a known value, because a path may contain a colon.
