@@ -8,9 +8,9 @@ import pytest
 from conftest import make_tiny_spec
 
 from sinklab.cli import progress, terminal
-from sinklab.cli.sweep import train_runs
 from sinklab.run_dir import RunDir
 from sinklab.sweep.plan import SweepRun
+from sinklab.sweep.run import run_sweep
 
 
 def make_callback():
@@ -70,7 +70,8 @@ write(**{'step': 8, 'train/loss': 3.5, 'sink/1': 53.25, 'speed/tokens_per_second
 def test_output_into_pipe_is_plain_lines_that_name_their_run(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv('FORCE_COLOR', '1')
     runs = [SweepRun(row, 0, RunDir(tmp_path / row), None, make_tiny_spec()) for row in ('softmax', 'sigmoid')]
-    train_runs(runs, lambda run: [sys.executable, '-c', CHILD_SCRIPT, str(run.run_dir)], lambda: None, jobs=1)
+    with progress.SweepDisplay() as display:
+        run_sweep(runs, lambda run: [sys.executable, '-c', CHILD_SCRIPT, str(run.run_dir)], display, lambda: None)
     output = capsys.readouterr().err
     assert '\x1b' not in output
     first, second = re.split(r'^\[2/2\] sigmoid, seed 0\n', output, flags=re.MULTILINE)

@@ -13,21 +13,15 @@ import json
 
 from sinklab.checkpoint import digests
 from sinklab.cli import hf, terminal
+from sinklab.cli.flag_types import add_options, positive_int
 from sinklab.run_ref import parse_run_ref, select_steps
 from sinklab.storage.files import compute_size
-
-ACTIONS = {
-    'ls': 'list the checkpoints of a run; arrays are not read',
-    'verify': 'compare checkpoints with their digests; the exit code is 1 if one is damaged',
-    'export': 'write a folder that transformers can load; its outputs are compared first',
-    'import': 'make a run from a Hugging Face model, such as LLaMA or Gemma 3, for train --from',
-}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     subparsers = parser.add_subparsers(dest='action', metavar='ACTION', required=True)
     actions = {}
-    for name, summary in ACTIONS.items():
+    for name, (_, summary) in ACTIONS.items():
         examples = [line for line in __doc__.splitlines() if f'sinklab checkpoint {name} ' in line]
         epilog = '\n'.join(['example:', *examples])
         actions[name] = subparsers.add_parser(name, help=summary, description=summary, epilog=epilog)
@@ -37,18 +31,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         )
     for name in ('ls', 'verify'):
         actions[name].add_argument('--json', action='store_true', help='print JSON')
-    hf.add_export_arguments(actions['export'])
-    hf.add_import_arguments(actions['import'])
+    actions['export'].add_argument('--out', required=True, metavar='DIR', help='new folder to write to')
+    add_options(actions['export'], EXPORT_OPTIONS)
+    actions['export'].set_defaults(dtype='float32')
+    actions['import'].add_argument(
+        'source', metavar='hf:PATH_OR_ID | gguf:PATH', help='folder of a model, its name on the hub, or a GGUF file'
+    )
+    actions['import'].add_argument('--out', required=True, metavar='DIR', help='new run folder')
 
 
 def run(args: argparse.Namespace, extra_args: list[str]) -> int:
-    functions = {
-        'ls': list_checkpoints,
-        'verify': verify_checkpoints,
-        'export': hf.export_model,
-        'import': hf.import_model,
-    }
-    return functions[args.action](args)
+    function, _ = ACTIONS[args.action]
+    return function(args)
 
 
 def list_checkpoints(args: argparse.Namespace) -> int:
@@ -73,3 +67,15 @@ def verify_checkpoints(args: argparse.Namespace) -> int:
     lines = [f'{row["path"]}: {row["fault"] or "sound"}\n' for row in rows]
     print(json.dumps(rows, indent=2) + '\n' if args.json else ''.join(lines), end='')
     return int(any(row['fault'] for row in rows))
+
+
+ACTIONS = {
+    'ls': (list_checkpoints, 'list the checkpoints of a run; arrays are not read'),
+    'verify': (verify_checkpoints, 'compare checkpoints with their digests; the exit code is 1 if one is damaged'),
+    'export': (hf.export_model, 'write a folder that transformers can load; its outputs are compared first'),
+    'import': (hf.import_model, 'make a run from a Hugging Face model, such as LLaMA or Gemma 3, for train --from'),
+}
+EXPORT_OPTIONS = {
+    'dtype': (('float32', 'bfloat16', 'float16'), 'DTYPE', 'of the parameters (default: float32)'),
+    'length': (positive_int, 'N', 'maximum number of tokens (default: a training window)'),
+}

@@ -19,6 +19,7 @@ from collections.abc import Iterable
 
 from sinklab.cli import config_flags, layout_flags, sweep, terminal
 from sinklab.cli.flag_types import add_options, format_options
+from sinklab.cli.progress import SweepDisplay
 from sinklab.config.seed_list import parse_seeds
 from sinklab.config.spec import Spec
 from sinklab.configs.sizes import SIZES
@@ -28,6 +29,7 @@ from sinklab.run_dir import RunDir
 from sinklab.storage.folder_lock import hold_folder
 from sinklab.storage.paths import parse_path
 from sinklab.sweep import plan, results
+from sinklab.sweep.run import run_sweep
 
 DEFAULT_SIZE = 'quickstart'
 OPTIONS = {
@@ -52,7 +54,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, extra_args: list[str]) -> int:
-    claim_table = load_claim_table(args)
+    claim_table = config_flags.load_config_module(args.config, 'CLAIMS').CLAIMS
+    for name in args.names:
+        if name not in claim_table:
+            raise UserError(format_unknown_name(f'claim {name!r}', name, claim_table, 'claims'))
     if sum(value is not None for value in (args.workdir, args.results, args.list or None)) != 1:
         raise UserError(
             'give one of --workdir=DIR to train the runs, --results=FILE to judge earlier measurements, or --list'
@@ -70,15 +75,6 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
     claims = report.parse_claims(claim_table, claims_data['size'])
     print_verdicts(args, compute_verdicts(claims, claims_data), claims_data['size'])
     return 0
-
-
-def load_claim_table(args: argparse.Namespace) -> dict:
-    """Load the CLAIMS of the config file; raise UserError if they do not have the named claims."""
-    claim_table = config_flags.load_config_module(args.config, 'CLAIMS').CLAIMS
-    for name in args.names:
-        if name not in claim_table:
-            raise UserError(format_unknown_name(f'claim {name!r}', name, claim_table, 'claims'))
-    return claim_table
 
 
 def load_results(path: str) -> dict:
@@ -123,6 +119,10 @@ def train_claim_runs(args: argparse.Namespace, extra_args: list[str], claims: di
     readings = [reading for name in args.names or claims for reading in claims[name].readings]
     layout_options = format_options(args, [*layout_flags.OPTIONS, 'compiled'])
     options = [*layout_options, f'--size={size}', *extra_args]
+
+    def make_command(run: plan.SweepRun) -> list[str]:
+        return sweep.make_train_command(get_config_path(run.row), run, options)
+
     with hold_folder(RunDir(args.workdir).path) as check_owner:
         overrides = dict(map(config_flags.parse_override, extra_args))
         old_data = results.read_or_create(args.workdir, dict(size=size, overrides=overrides))
@@ -141,9 +141,8 @@ def train_claim_runs(args: argparse.Namespace, extra_args: list[str], claims: di
         runs = [
             run for run in all_runs if run.run_dir.has_run() or str(run.seed) not in old_data['runs'].get(run.row, {})
         ]
-        stop_signal = sweep.train_runs(
-            runs, lambda run: sweep.make_train_command(get_config_path(run.row), run, options), check_owner, args.jobs
-        )
+        with SweepDisplay() as display:
+            stop_signal = run_sweep(runs, make_command, display, check_owner, args.jobs)
         check_owner()
         metric_patterns = {reading.metric for claim in claims.values() for reading in claim.readings}
         claims_data = results.add_runs(old_data, specs, runs, EXTRA_METRICS | metric_patterns)

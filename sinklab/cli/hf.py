@@ -8,7 +8,6 @@ import uuid
 from pathlib import Path
 from typing import Any
 
-from sinklab.cli.flag_types import positive_int
 from sinklab.errors import UserError, format_error
 from sinklab.run_dir import RunDir
 from sinklab.run_ref import GGUF_PREFIX, HF_PREFIX, read_spec
@@ -17,24 +16,6 @@ from sinklab.storage.files import TEMPORARY_SUFFIX, open_writable_folder
 from sinklab.storage.paths import check_checkpoint_path, make_absolute, parse_path
 
 IMPORT_VERSION = 3  # version of the defaults
-
-
-def add_export_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument('--out', required=True, metavar='DIR', help='new folder to write to')
-    dtypes = 'float32', 'bfloat16', 'float16'
-    parser.add_argument('--dtype', choices=dtypes, default='float32', help='of the parameters (default: float32)')
-    parser.add_argument(
-        '--length', type=positive_int, metavar='N', help='maximum number of tokens (default: a training window)'
-    )
-
-
-def add_import_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        'source',
-        metavar='hf:PATH_OR_ID | gguf:PATH',
-        help='folder of a Hugging Face model, its name on the hub, or a GGUF file',
-    )
-    parser.add_argument('--out', required=True, metavar='DIR', help='new run folder, with the model at step 0')
 
 
 def export_model(args: argparse.Namespace) -> int:

@@ -15,7 +15,6 @@ import json
 import re
 import shlex
 import signal
-from collections.abc import Callable
 from typing import Any
 
 from sinklab.cli import config_flags, layout_flags, report, terminal
@@ -77,6 +76,9 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
         override_args = [*extra_args, *format_seed_flags(seed)]
         return config_flags.load_spec(f'{args.config}:{row}', override_args, args.size, module)
 
+    def make_command(run: SweepRun) -> list[str]:
+        return make_train_command(f'{args.config}:{run.row}', run, options)
+
     options = [*format_options(args, [*layout_flags.OPTIONS, 'size', 'compiled']), *extra_args]
     with hold_folder(RunDir(args.workdir).path) as check_owner:
         runs = plan.plan_runs(rows, seeds, args.workdir, load_row, layout)
@@ -84,20 +86,11 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
             if changes := config_flags.describe_changes(module, run.spec, run.row_info['size']):
                 print_status(f'sinklab sweep: {run.row} {changes}')
         write_table(args, extra_args, runs)  # so that other commands find the runs
-        stop_signal = train_runs(
-            runs, lambda run: make_train_command(f'{args.config}:{run.row}', run, options), check_owner, args.jobs
-        )
+        with SweepDisplay() as display:
+            stop_signal = run_sweep(runs, make_command, display, check_owner, args.jobs)
         check_owner()
         print_summary(args, *write_table(args, extra_args, runs), stop_signal)
     return report_failures('sweep', runs, stop_signal)
-
-
-def train_runs(
-    runs: list[SweepRun], make_command: Callable[[SweepRun], list[str]], check_owner: Callable[[], None], jobs: int
-) -> int | None:
-    """Train the pending runs in one progress display; return the signal that stopped them, or None."""
-    with SweepDisplay() as display:
-        return run_sweep(runs, make_command, display, check_owner, jobs)
 
 
 def check_no_seed_overrides(extra_args: list[str]) -> None:

@@ -13,7 +13,6 @@ example:
 """
 
 import argparse
-import contextlib
 import dataclasses
 import shlex
 import sys
@@ -39,6 +38,7 @@ from sinklab.run_ref import MODEL_PREFIXES, format_run_ref, parse_run_ref, read_
 from sinklab.storage.paths import join_path, make_absolute, resolve_path
 from sinklab.train.callbacks import (
     BestEffortCallback,
+    Callback,
     ProfilerCallback,
     TensorBoardCallback,
     WandbCallback,
@@ -108,16 +108,8 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
     request = run_on_all_or_raise(group, lambda: prepare_run(args, extra_args, group))
     run_dir, row = request.run_dir, request.row
     check_equal_on_all(group, collect_shared_settings(request.spec, request.layout, request.parent))
-    with contextlib.ExitStack() as stack:
-        callbacks: list = []
-        if group.process_index == 0 and args.quiet:
-            callbacks = [MessageCallback()]
-        elif group.process_index == 0:
-            display = stack.enter_context(ProgressDisplay(terminal.make_console(stderr=True)))
-            name = row['row'] or row['config']
-            callbacks = [ProgressCallback(display, name, request.spec.optimizer.steps, request.description)]
-        if callbacks:
-            callbacks += make_callbacks(args, request, callbacks[0].on_message)
+    with ProgressDisplay(terminal.make_console(stderr=True)) as display:
+        callbacks = make_callbacks(args, request, display) if group.process_index == 0 else []
         loop.train(
             request.spec,
             request.layout,
@@ -244,9 +236,13 @@ def resolve_parent(from_flag: str, child_dir: RunDir) -> tuple[Any, RunDir, int]
     return takes, parent_dir, step
 
 
-def make_callbacks(args: argparse.Namespace, request: RunRequest, print_message: Any) -> list:
-    """Make the requested callbacks of the training loop: TensorBoard, Weights & Biases and the profiler."""
-    callbacks = []
+def make_callbacks(args: argparse.Namespace, request: RunRequest, display: ProgressDisplay) -> list[Callback]:
+    """Make the callbacks of the training loop: messages or progress, TensorBoard, Weights & Biases, the profiler."""
+    callbacks: list[Callback] = [MessageCallback()]
+    if not args.quiet:
+        name = request.row['row'] or request.row['config']
+        callbacks = [ProgressCallback(display, name, request.spec.optimizer.steps, request.description)]
+    print_message = callbacks[0].on_message
     if args.tensorboard:
         callbacks.append(BestEffortCallback(TensorBoardCallback(request.run_dir), 'TensorBoard', print_message))
     if args.wandb:
