@@ -15,7 +15,6 @@ FAST_COMPILE_FLAGS = (
     '--xla_backend_optimization_level=0 --xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters'
 )
 ACCELERATOR_PACKAGES = ('libtpu', 'jax_cuda12_plugin', 'jax_cuda13_plugin', 'jax_rocm7_plugin')
-FAST_COMPILE_SIZES = ('smoke',)  # sizes whose programs take longer to compile than to run
 REMAT_MODES = 'default', 'none', 'full', 'auto'
 
 
@@ -66,7 +65,7 @@ def set_fast_compile_flags(size: str | None) -> None:
     """
     xla_flags = os.environ.get('XLA_FLAGS', '')
     is_cpu_only = not any(map(importlib.util.find_spec, ACCELERATOR_PACKAGES))
-    if size in FAST_COMPILE_SIZES and '--xla_backend' not in xla_flags and is_cpu_only:
+    if size == 'smoke' and '--xla_backend' not in xla_flags and is_cpu_only:
         os.environ['XLA_FLAGS'] = f'{xla_flags} {FAST_COMPILE_FLAGS}'.strip()
 
 

@@ -154,17 +154,19 @@ class MessageCallback(Callback):
         print_status(line)
 
 
-class RunFollower:
-    """Reader of the folder of a running run that passes what is new to a callback.
+class RunFollower(ProgressCallback):
+    """Progress of a run in another process, which is read from the folder of the run.
 
     Args:
+        display: The display, which may show other runs, too.
+        name: The name of the run.
+        num_steps: The number of steps of the run.
         run_dir: The folder of the run, which need not exist yet.
-        callback: Receives the newest attempt and its records.
     """
 
-    def __init__(self, run_dir: RunDir, callback: ProgressCallback):
+    def __init__(self, display: ProgressDisplay, name: str, num_steps: int, run_dir: RunDir):
+        super().__init__(display, name, num_steps)
         self.run_dir = run_dir
-        self.callback = callback
         self.num_lines: int | None = None
         self.num_attempts = 0
         self.poll_time = -math.inf
@@ -174,12 +176,12 @@ class RunFollower:
         return time.monotonic() > self.poll_time + (REMOTE_POLL_SECONDS if is_remote(self.run_dir.path) else 0)
 
     def poll(self) -> None:
-        """Pass a new attempt and new records to the callback; at first, the newest Sink_1 and the newest record."""
+        """Show a new attempt and new records; at first, the newest Sink_1 and the newest record."""
         self.poll_time = time.monotonic()
         attempts = self.run_dir.read_environment().get('attempts', [])
         if len(attempts) > self.num_attempts:
             self.num_attempts = len(attempts)
-            self.callback.on_train_begin(*summarize_newest_attempt(self.run_dir, attempts))
+            self.on_train_begin(*summarize_newest_attempt(self.run_dir, attempts))
         records = self.run_dir.read_metric_lines()
         if self.num_lines is None:
             new_records = [record for record in records[:-1] if HEADLINE_METRIC.name in record][-1:] + records[-1:]
@@ -187,7 +189,7 @@ class RunFollower:
             new_records = records[self.num_lines :]
         self.num_lines = len(records)  # fewer than before if the run has resumed from an earlier step
         if new_records:
-            self.callback.display.update(self.callback.key, *new_records)
+            self.display.update(self.key, *new_records)
 
 
 class SweepDisplay(ProgressDisplay):
@@ -200,9 +202,9 @@ class SweepDisplay(ProgressDisplay):
 
     def on_run_begin(self, label: str, run: SweepRun) -> None:
         self.print_line(label)
-        callback = ProgressCallback(self, str(run), run.spec.optimizer.steps)
+        follower = RunFollower(self, str(run), run.spec.optimizer.steps, run.run_dir)
         with self.lock:
-            self.followers[id(run)] = RunFollower(run.run_dir, callback)
+            self.followers[id(run)] = follower
 
     def poll(self) -> None:
         """Show what the running runs have written since the last call."""
@@ -232,4 +234,4 @@ class SweepDisplay(ProgressDisplay):
         is_stopped = run.outcome == 'to do'
         message = run.read_last_outcome().get('message') if is_stopped else run.reason
         outcome = 'stopped' if is_stopped else run.outcome
-        self.end(follower.callback.key, f'{outcome}: {message}' if message else outcome)
+        self.end(follower.key, f'{outcome}: {message}' if message else outcome)

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 from sinklab.cli import terminal
-from sinklab.cli.progress import REMOTE_POLL_SECONDS, ProgressCallback, ProgressDisplay, RunFollower
+from sinklab.cli.progress import REMOTE_POLL_SECONDS, ProgressDisplay, RunFollower
 from sinklab.cli.report import list_sweep_runs
 from sinklab.run_dir import RunDir
 from sinklab.run_ref import read_spec
@@ -54,14 +54,14 @@ def follow_runs(folder: Path, display: ProgressDisplay) -> None:
             ended_paths.discard(path)  # a sweep may have started it again
             if path not in followers:
                 run_dir = RunDir(path)
-                spec = read_spec(RunDir(path))
+                spec = read_spec(run_dir)
                 row = run_dir.read_json('row')['row'] or make_absolute(path).name
                 name = row if path == folder else f'{row}, seed {spec.seed}'
-                followers[path] = RunFollower(run_dir, ProgressCallback(display, name, spec.optimizer.steps))
+                followers[path] = RunFollower(display, name, spec.optimizer.steps, run_dir)
             followers[path].poll()
             if is_ended:
                 ended_paths.add(path)
-                display.end(followers.pop(path).callback.key, describe_outcome(RunDir(path)))
+                display.end(followers.pop(path).key, describe_outcome(RunDir(path)))
         if is_over:
             return
         time.sleep(REMOTE_POLL_SECONDS if is_remote(folder) else POLL_SECONDS)
