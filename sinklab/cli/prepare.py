@@ -60,8 +60,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, extra_args: list[str]) -> int:
-    if extra_args:
-        raise UserError(f'{extra_args[0]} is unknown (a pattern must be quoted); see sinklab prepare --help')
     fields = parse_settings(args)
     if args.check is not None:
         if unused := format_options(args, BUILD_OPTIONS):

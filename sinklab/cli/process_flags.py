@@ -21,11 +21,7 @@ OPTIONS = {
     'processes': (int, 'N', 'number of processes (default: as the cluster reports; 1: do not ask the cluster)'),
     'process': (int, 'I', 'number of this process, from 0'),
     'join_timeout': (positive_int, 'SECONDS', 'wait for all processes at the start (default: %(default)s)'),
-    'step_timeout': (
-        positive_float,
-        'SECONDS',
-        'end several processes if a step takes longer (default: %(default)g)',
-    ),
+    'step_timeout': (positive_float, 'SECONDS', 'limit of a step of several processes (default: %(default)g)'),
     'grace': (positive_float, 'SECONDS', 'wait for a job that still uses the folder (default: %(default)g)'),
 }
 

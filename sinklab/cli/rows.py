@@ -31,8 +31,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, extra_args: list[str]) -> int:
-    if extra_args:
-        raise UserError(f'{extra_args[0]} is unknown; see sinklab rows --help')
     tables = {}
     for config_path in [args.config] if args.config else config_flags.list_config_files():
         file, row_name = config_flags.split_config_path(config_path)
@@ -82,15 +80,13 @@ def print_rows(tables: dict[str, list[dict]]) -> None:
         title = f'{file} at size {", ".join(sizes)}' if sizes else file
         lines = []
         for row in rows:
-            style = 'red' if 'refused' in row else ''
             note = ', as the baseline' if row['diff'] and row['equals_baseline'] else ''
-            texts = row['row'], f'{format_diff(row["diff"])}{note}', format_published(row['published'])
-            source = terminal.make_multiline_cell(row['source'], row.get('note'))
-            lines.append([*(terminal.make_cell(text, style) for text in texts), source])
+            changes = f'{format_diff(row["diff"])}{note}'
+            source = '\n'.join(filter(None, [row['source'], row.get('note')]))
+            lines.append([row['row'], changes, format_published(row['published']), source])
         headings = 'row', 'changes', 'published', 'source'
-        terminal.print_table(
-            console, headings, lines, wrap_columns=headings, title=terminal.make_cell(title), title_justify='left'
-        )
+        console.print(title)
+        terminal.print_table(console, headings, lines, wrap_columns=headings)
         console.print('')
 
 
