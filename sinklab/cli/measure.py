@@ -70,12 +70,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, extra_args: list[str]) -> int:
     request = parse_request(args)
-    if args.out:
-        out = parse_path(args.out)
-        if out.exists() and not (out.is_dir() and not any(out.iterdir())):  # an empty one: a measurement has failed
-            raise UserError(f'--out={args.out} already exists; give a new folder')
-        with open_writable_folder(out):
-            pass  # fails before anything is measured, if it cannot be written
+    if args.out and parse_path(args.out).exists():
+        raise UserError(f'--out={args.out} already exists; give a new folder')
     from sinklab.analysis import measure, model_ref
 
     models: Iterable
@@ -86,14 +82,16 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
     names = None if args.out else ('',)  # only --out keeps matrices
     results = [run_job(model, request, names) for model in models]
     report = measure.make_record(results, args.all)
-    if args.json:
-        print(json.dumps(report, indent=2, allow_nan=False))
-    else:
-        print_measurements(report['steps'] if args.all else [report])
-        print_emergence(report['series'] if args.all else {})
-    if args.out:
-        with open_writable_folder(out):
-            measure.write_results(results, args.out, args.all)
+    try:
+        if args.out:
+            with open_writable_folder(parse_path(args.out)):
+                measure.write_results(results, args.out, args.all)
+    finally:  # numbers that cannot be written are printed nevertheless
+        if args.json:
+            print(json.dumps(report, indent=2, allow_nan=False))
+        else:
+            print_measurements(report['steps'] if args.all else [report])
+            print_emergence(report['series'] if args.all else {})
     return 0
 
 
