@@ -23,17 +23,18 @@ from sinklab.sweep.plan import SweepRun
 from sinklab.train.callbacks import Callback, summarize_newest_attempt
 
 LOG_SECONDS = 10.0  # seconds between two lines of a log
+WIDE_CONSOLE = 100  # columns in which a bar has room for the speed
 SPEED_SECONDS = 600.0  # seconds over which the speed is averaged that gives the remaining time
 LOSS_METRIC, SPEED_METRIC = 'train/loss', 'speed/tokens_per_second'
 REMOTE_POLL_SECONDS = 20.0  # in a bucket, where metrics.jsonl is read whole and written once a minute
 
 
-def format_metrics(metrics: dict) -> str:
+def format_metrics(metrics: dict, shows_speed: bool = True) -> str:
     """Format the newest loss, speed and Sink_1 of a run in one line."""
     texts = []
     if LOSS_METRIC in metrics:
         texts.append(f'loss {metrics[LOSS_METRIC]:.3f}')
-    if SPEED_METRIC in metrics:
+    if SPEED_METRIC in metrics and shows_speed:
         texts.append(f'{metrics[SPEED_METRIC]:,.0f} tokens/s')
     if HEADLINE_METRIC.name in metrics:
         texts.append(f'{HEADLINE_METRIC.label} {HEADLINE_METRIC.format_value(metrics[HEADLINE_METRIC.name])}')
@@ -87,7 +88,7 @@ class ProgressDisplay:
         metrics = self.metrics[key]
         for record in records:
             metrics |= record
-        text = format_metrics(metrics) if LOSS_METRIC in metrics else 'compiling'
+        text = format_metrics(metrics, self.console.width >= WIDE_CONSOLE) if LOSS_METRIC in metrics else 'compiling'
         self.bars.update(key, completed=metrics['step'], text=text)
         is_due = self.bars.tasks[key].finished or time.monotonic() - self.print_times[key] > LOG_SECONDS
         if not self.is_live and is_due:

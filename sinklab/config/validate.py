@@ -141,10 +141,9 @@ def find_learned_kv_errors(model: ModelConfig) -> Iterator[str]:
     kind, value = learned_kv.kind, learned_kv.value
     if kind in ('none', 'sink_token') and (learned_kv.shared or learned_kv.key_width):
         yield f'{path}.shared and key_width are not used by kind {kind}; omit them, or set kind to k, kv, v or logit'
-    if kind in LEARNED_KV_VALUES and value not in LEARNED_KV_VALUES[kind]:
-        yield f'{path}.value is {value}; kind {kind} allows: {", ".join(LEARNED_KV_VALUES[kind])}'
-    if kind not in LEARNED_KV_VALUES and value != 'learned':
-        yield f'{path}.value is {value}, which kind {kind} does not use; leave it at learned'
+    values = LEARNED_KV_VALUES.get(kind, ('learned',))
+    if value not in values:
+        yield f'{path}.value is {value}; kind {kind} allows: {", ".join(values)}'
     if learned_kv.key_width and (kind not in ('k', 'kv') or learned_kv.key_width >= model.head_width):
         given = f'{path}.key_width is {learned_kv.key_width} with kind {kind}'
         yield f'{given}; k and kv use it, below config.model.head_width={model.head_width}; None: all dimensions'
