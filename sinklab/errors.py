@@ -38,13 +38,9 @@ def shorten_text(text: str, max_length: int | None = MAX_ERROR_LENGTH) -> str:
     return ' '.join(text.split())[:max_length]
 
 
-def format_names(names: list[str], max_names: int = 4) -> str:
-    """Join names by commas; after the first `max_names`, give the number of the others."""
-    return (
-        ', '.join(names)
-        if len(names) <= max_names
-        else f'{", ".join(names[:max_names])} and {len(names) - max_names} more'
-    )
+def format_names(names: list[str]) -> str:
+    """Join names by commas; after the first four, give the number of the others."""
+    return ', '.join(names[:4]) + (f' and {len(names) - 4} more' if len(names) > 4 else '')
 
 
 def format_extra_command(extra: str) -> str:

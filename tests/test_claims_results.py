@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from conftest import make_tiny_spec
 
-from sinklab.cli.claims import EXTRA_METRIC_PATTERNS, find_runs
+from sinklab.cli.claims import EXTRA_METRICS, find_runs
 from sinklab.cli.main import main
 from sinklab.report.claims import read_claim_metrics
 from sinklab.run_dir import RunDir
@@ -112,4 +112,4 @@ def test_failure_is_kept_without_a_claim_about_it(tmp_path):
     (tmp_path / 'config.json').write_text(json.dumps(dict(optimizer=dict(steps=1), model=dict(vocabulary=512))))
     for loss, fails in ((3.8, 1.0), (3.7, 0.0)):
         (tmp_path / 'metrics.jsonl').write_text(json.dumps({'step': 1, 'valid/loss': loss}) + '\n')
-        assert read_claim_metrics(RunDir(tmp_path), 'done', EXTRA_METRIC_PATTERNS)['end']['fails'] == fails
+        assert read_claim_metrics(RunDir(tmp_path), 'done', EXTRA_METRICS)['end']['fails'] == fails

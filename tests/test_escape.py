@@ -6,7 +6,6 @@ import re
 import warnings
 
 import pytest
-from conftest import make_tiny_spec
 from hypothesis import given
 from hypothesis import strategies as st
 from markdown_it import MarkdownIt
@@ -61,7 +60,7 @@ def test_table_heading_and_progress_show_names_as_they_are(capsys):
         terminal.print_table(terminal.make_console(width=100), [name], [['x']])
         assert capsys.readouterr().out.splitlines()[0].strip() == name
         display = progress.ProgressDisplay(terminal.make_console(stderr=True))
-        progress.ProgressCallback(display, name, make_tiny_spec()).on_message(f'note of {name}')
+        progress.ProgressCallback(display, name, 8).on_message(f'note of {name}')
         assert capsys.readouterr().err == f'{name}  note of {name}\n'
 
 

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-from types import SimpleNamespace
 
 import pytest
 from conftest import make_tiny_spec
@@ -13,6 +12,7 @@ from sinklab.cli.main import main
 from sinklab.config.spec import Layout
 from sinklab.errors import UserError
 from sinklab.run_dir import RunDir
+from sinklab.train.warm_start import WarmStart
 
 SIGMOID = ['--config.model.attention.similarity=sigmoid', '--config.model.attention.normalizer=none']
 
@@ -76,12 +76,6 @@ def test_fork_resumes_without_parent(capsys, parent, tmp_path):
     assert f'--from={tmp_path}/parent@8' in stderr
 
 
-def resolve_parent(from_flag, child):
-    """Return the run folder, the step and the part that --from names."""
-    flag = train.parse_from_flag(from_flag)
-    return SimpleNamespace(run_dir=flag.run_dir, step=train.choose_step(flag, child), takes=flag.takes)
-
-
 def make_run_folder(path, *steps, parent=None):
     """Make a run folder with empty checkpoints."""
     for step in steps:
@@ -112,13 +106,13 @@ def test_resolve_parent_refuses_invalid_checkpoint(tmp_path, monkeypatch, from_f
     make_run_folder(tmp_path / 'run', 2, 4)
     make_run_folder(tmp_path / 'empty')
     with pytest.raises(UserError, match=pattern):
-        resolve_parent(from_flag, RunDir('child'))
+        train.resolve_parent(from_flag, RunDir('child'))
 
 
 def test_resolve_parent_refuses_existing_run_that_is_no_fork(tmp_path):
     make_run_folder(tmp_path / 'run', 4)
     with pytest.raises(UserError, match=f'{tmp_path}/child .*warm start'):
-        resolve_parent(f'{tmp_path}/run@4', RunDir(make_run_folder(tmp_path / 'child', 4)))
+        train.resolve_parent(f'{tmp_path}/run@4', RunDir(make_run_folder(tmp_path / 'child', 4)))
 
 
 @pytest.mark.parametrize('takes', ['', 'params:'])
@@ -127,21 +121,24 @@ def test_existing_fork_accepts_only_the_checkpoint_that_it_records(tmp_path, tak
     parent = dict(run='../run', step=2, takes=takes.removesuffix(':'))
     child = RunDir(make_run_folder(tmp_path / 'child', parent=parent))
     for name in ('run', 'run@2'):
-        assert resolve_parent(f'{takes}{tmp_path}/{name}', child).step == 2
+        assert train.resolve_parent(f'{takes}{tmp_path}/{name}', child)[2] == 2
     other_takes = '' if takes else 'params:'
     for from_flag in (f'{takes}{tmp_path}/run@4', f'{takes}{tmp_path}/other@2', f'{other_takes}{tmp_path}/run@2'):
         with pytest.raises(UserError, match=f'--from={takes}{tmp_path}/run@2'):
-            resolve_parent(from_flag, child)
+            train.resolve_parent(from_flag, child)
 
 
 def test_resolve_parent_splits_prefix_at_first_colon(tmp_path):
     run = make_run_folder(tmp_path / 'a:run', 2, 4)
     for prefix, takes, step in (('params:', 'params', 4), ('', '', 4), ('params:', 'params', 2)):
-        parent = resolve_parent(f'{prefix}{run}@{step}', RunDir(tmp_path / 'child'))
-        assert (parent.run_dir.path, parent.step, parent.takes) == (run, step, takes)
+        resolved_takes, parent, resolved_step = train.resolve_parent(
+            f'{prefix}{run}@{step}', RunDir(tmp_path / 'child')
+        )
+        assert (parent.path, resolved_step, resolved_takes) == (run, step, takes)
 
 
 def test_takes_and_step_of_from_flag_must_be_equal_on_all_processes():
-    flags = [train.parse_from_flag(text) for text in ('params:run@4', 'run@4', 'run@2', 'run')]
-    settings = [train.collect_shared_settings(make_tiny_spec(), Layout(), flag)['--from'] for flag in (*flags, None)]
-    assert settings == [['params', 4], ['', 4], ['', 2], ['', None], None]
+    spec = make_tiny_spec()
+    parents = [WarmStart(RunDir('run'), 4, spec, 'params'), WarmStart(RunDir('run'), 2, spec), None]
+    settings = [train.collect_shared_settings(spec, Layout(), parent)['--from'] for parent in parents]
+    assert settings == [['params', 4], ['', 2], None]

@@ -8,17 +8,17 @@ import pytest
 from conftest import make_tiny_spec
 
 from sinklab.cli import progress, terminal
-from sinklab.cli.sweep import train_runs
 from sinklab.run_dir import RunDir
 from sinklab.sweep.plan import SweepRun
+from sinklab.sweep.run import run_sweep
 
 
-def make_callback(**changes):
+def make_callback():
     display = progress.ProgressDisplay(terminal.make_console(stderr=True))
-    return progress.ProgressCallback(display, 'mine', make_tiny_spec(**changes), row_description='a 1 -> 2')
+    return progress.ProgressCallback(display, 'mine', 8, row_description='a 1 -> 2')
 
 
-def test_log_shows_last_sink_with_its_step(capsys, monkeypatch):
+def test_log_shows_last_sink(capsys, monkeypatch):
     monkeypatch.setattr(progress, 'LOG_SECONDS', -1.0)
     callback = make_callback()
     for record in ({'step': 0, 'sink/1': 10.0}, *({'step': step, 'train/loss': 5.0} for step in (1, 2))):
@@ -26,19 +26,15 @@ def test_log_shows_last_sink_with_its_step(capsys, monkeypatch):
     callback.on_record({'step': 3, 'train/loss': 5.0, 'sink/1': 20.0}, written=True)
     lines = capsys.readouterr().err.splitlines()
     sinks = [line.partition('Sink_1 ')[2].partition('  ')[0] for line in lines]
-    assert sinks == ['10.0 %', *['10.0 % at step 0'] * 2, '20.0 %']
+    assert sinks == ['10.0 %'] * 3 + ['20.0 %']
 
 
-@pytest.mark.parametrize(
-    ('every_steps', 'step', 'is_reported'),
-    [(0, 0, True), (8, 0, True), (4, 0, False), (4, 3, False), (4, 4, True), (3, 4, False)],
-)
-def test_log_begins_with_row_and_reports_run_without_intermediate_checkpoints(capsys, every_steps, step, is_reported):
-    make_callback(checkpoint__every_steps=every_steps).on_train_begin(step, 'chunked', [])
+@pytest.mark.parametrize('step', [0, 3])
+def test_log_begins_with_row_and_attention(capsys, step):
+    make_callback().on_train_begin(step, 'chunked', [])
     lines = capsys.readouterr().err.splitlines()
     assert lines[:2] == ['mine  a 1 -> 2', 'mine  attention: chunked']
-    assert f'mine  resumes after step {step}' in lines or not step
-    assert any('config.checkpoint.every_steps' in line for line in lines) == is_reported
+    assert lines[2:] == ([f'mine  resumes after step {step}'] if step else [])
 
 
 @pytest.mark.parametrize('error', [BrokenPipeError(), OSError(28, 'No space left on device')], ids=repr)
@@ -74,7 +70,8 @@ write(**{'step': 8, 'train/loss': 3.5, 'sink/1': 53.25, 'speed/tokens_per_second
 def test_output_into_pipe_is_plain_lines_that_name_their_run(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv('FORCE_COLOR', '1')
     runs = [SweepRun(row, 0, RunDir(tmp_path / row), None, make_tiny_spec()) for row in ('softmax', 'sigmoid')]
-    train_runs(runs, lambda run: [sys.executable, '-c', CHILD_SCRIPT, str(run.run_dir)], lambda: None, jobs=1)
+    with progress.SweepDisplay() as display:
+        run_sweep(runs, lambda run: [sys.executable, '-c', CHILD_SCRIPT, str(run.run_dir)], display, lambda: None)
     output = capsys.readouterr().err
     assert '\x1b' not in output
     first, second = re.split(r'^\[2/2\] sigmoid, seed 0\n', output, flags=re.MULTILINE)

@@ -13,14 +13,19 @@ from sinklab.run_dir import RunDir
 from sinklab.storage.folder_lock import hold_folder
 
 
-class RecordingCallback:
+class RecordingDisplay:
+    """A display that keeps the steps of records and the lines."""
+
     def __init__(self):
-        self.steps, self.begin_calls = [], []
+        self.steps, self.lines = [], []
 
-    def on_train_begin(self, step, attention, changes):
-        self.begin_calls.append((step, attention, changes))
+    def add(self, name, steps):
+        return name
 
-    def show_records(self, records):
+    def print_line(self, line):
+        self.lines.append(line)
+
+    def update(self, key, *records):
         self.steps += [record['step'] for record in records]
 
 
@@ -46,33 +51,34 @@ def write_attempts(folder, **steps_by_attention):
 
 
 def test_follower_reports_each_record_once_in_order(folder):
-    callback = RecordingCallback()
-    follower = RunFollower(folder, callback)
+    display = RecordingDisplay()
+    follower = RunFollower(display, 'tiny', 8, folder)
     follower.poll()
-    assert (callback.steps, callback.begin_calls) == ([], [])
+    assert (display.steps, display.lines) == ([], [])
     write_attempts(folder, dense=0)
     append_metrics(folder, format_record(1) + format_record(2))
     follower.poll()
     append_metrics(folder, format_record(3)[:5])
     follower.poll()
-    assert (callback.steps, callback.begin_calls) == ([1, 2], [(0, 'dense', [])])
+    assert (display.steps, display.lines) == ([1, 2], ['tiny  attention: dense'])
     append_metrics(folder, format_record(3)[5:] + format_record(4))
     follower.poll()
     write_attempts(folder, dense=0, chunked=4)
     follower.poll()
-    assert (callback.steps, callback.begin_calls[1:]) == ([1, 2, 3, 4], [(4, 'chunked', [])])
+    assert display.steps == [1, 2, 3, 4]
+    assert display.lines[1:] == ['tiny  attention: chunked', 'tiny  resumes after step 4']
 
 
 def test_follower_starts_with_last_measurement_and_newest_record(folder):
     for step in range(1, 9):
         append_metrics(folder, format_record(step, **({'sink/1': 0.5} if step in (3, 6) else {})))
-    callback = RecordingCallback()
-    RunFollower(folder, callback).poll()
-    assert callback.steps == [6, 8]
+    display = RecordingDisplay()
+    RunFollower(display, 'tiny', 8, folder).poll()
+    assert display.steps == [6, 8]
     append_metrics(folder, format_record(9, **{'sink/1': 0.5}))
-    callback = RecordingCallback()
-    RunFollower(folder, callback).poll()
-    assert callback.steps == [6, 9]
+    display = RecordingDisplay()
+    RunFollower(display, 'tiny', 8, folder).poll()
+    assert display.steps == [6, 9]
 
 
 def test_tail_of_sweep_shows_all_runs_until_no_process_works_on_it(tmp_path, capsys, monkeypatch):

@@ -60,7 +60,7 @@ def test_print_table_wraps_text_columns_and_keeps_numbers_whole(monkeypatch, cap
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('streams', ['>/dev/full 2>&1', '2>&1 | head -1'])
+@pytest.mark.parametrize('streams', ['2>&1 | head -1', pytest.param('>/dev/full 2>&1', marks=pytest.mark.exhaustive)])
 def test_unwritable_log_does_not_change_run(config, tmp_path, streams):
     assert run_shell(f'{SINKLAB} train --config={config} --workdir={tmp_path}/run {streams}')[0] == 0
     assert (read_outcome(tmp_path / 'run')['kind'], read_outcome(tmp_path / 'run')['checkpoint']) == ('done', 8)

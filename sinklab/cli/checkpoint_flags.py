@@ -71,13 +71,12 @@ def parse_cache(text: str, spec: Spec) -> 'CacheConfig':
     from sinklab.model.streaming import CacheConfig
     from sinklab.train.generate import check_streaming
 
-    match = re.fullmatch(r'([0-9]+)\+([0-9]+)', text)
+    match = re.fullmatch(r'([0-9]{1,9})\+([1-9][0-9]{0,8})', text)
     if not match:
         raise UserError(
-            f'--cache={text} is not a cache; give x+y, the numbers of first and of recent tokens, such as 4+1020'
+            f'--cache={text} is not a cache; give x+y, the numbers of first tokens and of recent ones (at least 1), '
+            'such as 4+1020'
         )
     kv_cache = CacheConfig(*map(int, match.groups()))
-    if kv_cache.num_recent < 1 or kv_cache.size >= 2**31:
-        raise UserError(f'--cache={text}: y must be at least 1, and x + y below 2^31')
     check_streaming(spec, kv_cache)
     return kv_cache

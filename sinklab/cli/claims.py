@@ -17,94 +17,68 @@ import contextlib
 import json
 from collections.abc import Iterable
 
-from sinklab.cli import config_flags, layout_flags, sweep
+from sinklab.cli import config_flags, layout_flags, sweep, terminal
+from sinklab.cli.flag_types import add_options, format_options
+from sinklab.cli.progress import SweepDisplay
 from sinklab.config.seed_list import parse_seeds
 from sinklab.config.spec import Spec
 from sinklab.configs.sizes import SIZES
 from sinklab.errors import UserError, format_names, format_unknown_name
+from sinklab.report import claims as report
 from sinklab.run_dir import RunDir
 from sinklab.storage.folder_lock import hold_folder
 from sinklab.storage.paths import parse_path
-from sinklab.sweep import plan
+from sinklab.sweep import plan, results
+from sinklab.sweep.run import run_sweep
 
 DEFAULT_SIZE = 'quickstart'
-DEFAULT_NUM_SEEDS = 5
-TEST_HINT = 'To test one of them: sinklab claims NAME --workdir=DIR'
-# Saved besides the metrics of claims.
-EXTRA_METRIC_PATTERNS = {
-    'valid/loss',
-    'fails',
-    'mass/row',
-    'entropy/row',
-    'emergence/step',
-    'norm/ratio/*',
-    'seconds',
+OPTIONS = {
+    'config': (str, 'FILE', 'file with CLAIMS (default: %(default)s)'),
+    'workdir': (str, 'DIR', 'folder for the run folders (TABLE.ROW-SEED) and claims.json, such as runs/claims'),
+    'results': (str, 'FILE', 'judge the measurements of an earlier claims.json, and train nothing'),
 }
+TEST_HINT = 'To test one of them: sinklab claims NAME --workdir=DIR'
+# Patterns of metrics that are saved besides those of claims.
+EXTRA_METRICS = {'valid/loss', 'fails', 'mass/row', 'entropy/row', 'emergence/step', 'norm/ratio/*', 'seconds'}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        'names', nargs='*', metavar='NAME', help='claims to test, such as sigmoid (default: all of them)'
-    )
-    parser.add_argument(
-        '--config', default='configs/claims.py', metavar='FILE', help='file with CLAIMS (default: %(default)s)'
-    )
+    parser.add_argument('names', nargs='*', metavar='NAME', help='claims to test, such as sigmoid (default: all)')
     parser.add_argument('--list', action='store_true', help='list all claims, and train nothing')
-    sweep.add_seeds_argument(parser, str(DEFAULT_NUM_SEEDS))
-    parser.add_argument(
-        '--workdir',
-        metavar='DIR',
-        help='folder for the run folders (TABLE.ROW-SEED) and claims.json, such as runs/claims',
-    )
-    parser.add_argument(
-        '--results', metavar='FILE', help='judge the measurements of an earlier claims.json, and train nothing'
-    )
+    add_options(parser, OPTIONS)
     config_flags.add_size_argument(parser, DEFAULT_SIZE)
-    sweep.add_jobs_argument(parser)
-    layout_flags.add_arguments(parser)
-    layout_flags.add_cache_argument(parser)
+    sweep.add_sweep_options(parser)
+    parser.set_defaults(config='configs/claims.py', seeds='5')
     parser.add_argument('--json', action='store_true', help='print the verdicts as JSON')
     parser.usage = '%(prog)s [NAME ...] (--workdir DIR | --results FILE | --list) [--config.PATH=VALUE ...] [options]'
 
 
 def run(args: argparse.Namespace, extra_args: list[str]) -> int:
-    from sinklab.report.claims import parse_claims
-
-    claim_table = load_claim_table(args, extra_args)
+    claim_table = config_flags.load_config_module(args.config, 'CLAIMS').CLAIMS
+    for name in args.names:
+        if name not in claim_table:
+            raise UserError(format_unknown_name(f'claim {name!r}', name, claim_table, 'claims'))
     if sum(value is not None for value in (args.workdir, args.results, args.list or None)) != 1:
         raise UserError(
             'give one of --workdir=DIR to train the runs, --results=FILE to judge earlier measurements, or --list'
         )
     if args.list:
-        claims = parse_claims(claim_table)
+        claims = report.parse_claims(claim_table)
         claim_rows = [[name, claims[name].statement, claims[name].source] for name in args.names or claims]
         sweep.print_table_with_note(['claim', 'statement', 'source'], claim_rows, TEST_HINT)
         return 0
     if args.results is None:
-        return train_claim_runs(args, extra_args, parse_claims(claim_table, args.size or DEFAULT_SIZE))
-    if args.seeds or args.size or args.compiled:
-        raise UserError(f'--results={args.results} trains nothing; remove --seeds, --size and --compiled')
+        return train_claim_runs(args, extra_args, report.parse_claims(claim_table, args.size or DEFAULT_SIZE))
+    if unused := [*format_options(args, ['seeds', 'size', 'compiled']), *extra_args]:
+        raise UserError(f'--results={args.results} trains nothing; remove {" ".join(unused)}')
     claims_data = load_results(args.results)
-    claims = parse_claims(claim_table, claims_data['size'])
+    claims = report.parse_claims(claim_table, claims_data['size'])
     print_verdicts(args, compute_verdicts(claims, claims_data), claims_data['size'])
     return 0
 
 
-def load_claim_table(args: argparse.Namespace, extra_args: list[str]) -> dict:
-    """Load the CLAIMS of the config file; raise UserError if they do not have the named claims."""
-    if unexpected := [argument for argument in extra_args if not argument.startswith('--config.') or args.results]:
-        raise UserError(f'{unexpected[0]} is not allowed here; see sinklab claims --help')
-    claim_table = config_flags.load_config_module(args.config, 'CLAIMS').CLAIMS
-    for name in args.names:
-        if name not in claim_table:
-            raise UserError(format_unknown_name(f'claim {name!r}', name, claim_table, 'claims'))
-    return claim_table
-
-
 def load_results(path: str) -> dict:
     """Read a claims.json, whose size must be one of SIZES."""
-    from sinklab.sweep import results
-
     if not parse_path(path).is_file():
         raise UserError(f'--results={path} is no file; give a {results.CLAIMS_FILE} that sinklab claims has written')
     claims_data = results.read_results(parse_path(path))
@@ -138,15 +112,17 @@ def train_claim_runs(args: argparse.Namespace, extra_args: list[str], claims: di
     Raises:
         UserError: An argument is invalid, or the folder has runs of rows that have changed.
     """
-    from sinklab.sweep import results
-
     layout = layout_flags.parse_layout(args)
     size = args.size or DEFAULT_SIZE
-    seeds = parse_seeds(str(DEFAULT_NUM_SEEDS) if args.seeds is None else args.seeds)
+    seeds = parse_seeds(args.seeds)
     sweep.check_no_seed_overrides(extra_args)
     readings = [reading for name in args.names or claims for reading in claims[name].readings]
-    options = [*layout_flags.format_layout_flags(layout), f'--size={size}', *extra_args]
-    options += [f'--compiled={args.compiled}'] if args.compiled else []
+    layout_options = format_options(args, [*layout_flags.OPTIONS, 'compiled'])
+    options = [*layout_options, f'--size={size}', *extra_args]
+
+    def make_command(run: plan.SweepRun) -> list[str]:
+        return sweep.make_train_command(get_config_path(run.row), run, options)
+
     with hold_folder(RunDir(args.workdir).path) as check_owner:
         overrides = dict(map(config_flags.parse_override, extra_args))
         old_data = results.read_or_create(args.workdir, dict(size=size, overrides=overrides))
@@ -165,14 +141,11 @@ def train_claim_runs(args: argparse.Namespace, extra_args: list[str], claims: di
         runs = [
             run for run in all_runs if run.run_dir.has_run() or str(run.seed) not in old_data['runs'].get(run.row, {})
         ]
-        if all(run.outcome == 'done' for run in runs):
-            sweep.print_status('no run is missing; nothing is trained')
-        stop_signal = sweep.train_runs(
-            runs, lambda run: sweep.make_train_command(get_config_path(run.row), run, options), check_owner, args.jobs
-        )
+        with SweepDisplay() as display:
+            stop_signal = run_sweep(runs, make_command, display, check_owner, args.jobs)
         check_owner()
         metric_patterns = {reading.metric for claim in claims.values() for reading in claim.readings}
-        claims_data = results.add_runs(old_data, specs, runs, EXTRA_METRIC_PATTERNS | metric_patterns)
+        claims_data = results.add_runs(old_data, specs, runs, EXTRA_METRICS | metric_patterns)
         verdicts = compute_verdicts(claims, claims_data)
         results.write_json(args.workdir, results.CLAIMS_FILE, claims_data)
         results.write_json(args.workdir, results.VERDICTS_FILE, verdicts)
@@ -191,8 +164,6 @@ def collect_published_numbers(claims: dict) -> dict[str, dict]:
 
 def find_runs(rows: Iterable[str], claims_data: dict) -> dict[str, dict]:
     """Return {row: {seed: measured}}, the runs of a measured row with the same config, for rows that have some."""
-    from sinklab.sweep import results
-
     options = [f'--config.{path}={value}' for path, value in claims_data['overrides'].items()]
     specs = {}
     for row in rows:
@@ -204,29 +175,25 @@ def find_runs(rows: Iterable[str], claims_data: dict) -> dict[str, dict]:
 
 def compute_verdicts(claims: dict, claims_data: dict) -> list[dict]:
     """Compute the verdict on each claim."""
-    from sinklab.report import claims as report
-
     rows = {reading.row for claim in claims.values() for reading in claim.readings}
     return report.make_claims_table(claims, find_runs(rows, claims_data), collect_published_numbers(claims))
 
 
 def print_verdicts(args: argparse.Namespace, verdicts: list[dict], size: str) -> None:
     """Print the verdicts on the named claims, measured at a size."""
-    from sinklab.report import claims as report
-
     entries = [entry for entry in verdicts if not args.names or entry['claim'] in args.names]
     if args.json:
         print(json.dumps(entries, indent=2, allow_nan=False))
         return
     for entry in entries if args.names else ():
         comparison = f'{entry["comparison"]}; ' if entry['comparison'] else ''
-        sweep.print_wrapped(f'{entry["claim"]}: {entry["statement"]} ({comparison}{entry["source"]})')
+        terminal.print_wrapped(f'{entry["claim"]}: {entry["statement"]} ({comparison}{entry["source"]})')
     tested = [entry for entry in entries if entry['verdict'] not in ('not run', 'not testable here')]
     if tested:
         cells = list(map(report.format_claim_cells, tested))
         sweep.print_table_with_note(list(report.CLAIM_HEADINGS), cells, f'{report.LEGEND}; all at size {size}.')
     for note in report.format_notes(entries) if size != 'smoke' else []:
-        sweep.print_wrapped(note)
-    sweep.print_wrapped(f'{report.format_counts(entries)} {report.format_sign_test(entries)}'.rstrip())
+        terminal.print_wrapped(note)
+    terminal.print_wrapped(f'{report.format_counts(entries)} {report.format_sign_test(entries)}'.rstrip())
     if size == 'smoke':
-        sweep.print_wrapped('At size smoke nothing is learned, so these verdicts say nothing about the claims.')
+        terminal.print_wrapped('At size smoke nothing is learned, so these verdicts say nothing about the claims.')

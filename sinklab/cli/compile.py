@@ -11,7 +11,7 @@ import json
 import sys
 
 from sinklab.chip_specs import BYTES_PER_GIB, CHIPS
-from sinklab.cli import config_flags, layout_flags
+from sinklab.cli import config_flags, layout_flags, terminal
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         '--config',
         metavar='FILE[:ROW]',
         required=True,
-        help='config file, and a row of it, such as configs/scale.py:softmax_1b',
+        help='config file and row, such as configs/scale.py:softmax_1b',
     )
     config_flags.add_size_argument(parser)
     parser.add_argument(
@@ -49,8 +49,6 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
 
 
 def print_report(report: dict) -> None:
-    from sinklab.cli import terminal
-
     console = terminal.make_console(width=140)
     axes = ' x '.join(f'{axis} {size}' for axis, size in report['mesh'].items())
     console.print(

@@ -13,10 +13,13 @@ import msgspec
 from sinklab.config.differences import flatten_dict
 from sinklab.config.spec import FiniteFloat, Spec, get_field_types, is_changeable
 from sinklab.config.validate import parse_config, parse_value
+from sinklab.configs import default
+from sinklab.configs.table import find_closest_name
 from sinklab.errors import UserError, format_error, format_unknown_name, raise_errors
 from sinklab.run_dir import RunDir, read_spec
 
 EXAMPLES = {'get_config': 'configs/quickstart.py', 'CLAIMS': 'configs/claims.py'}  # of what a config file defines
+SIZE_HELP = 'paper, quickstart (minutes on two cores), small (minutes on a GPU) or smoke (seconds; learns nothing)'
 
 
 class Row(msgspec.Struct, forbid_unknown_fields=True):
@@ -29,12 +32,7 @@ class Row(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def add_size_argument(parser: argparse.ArgumentParser, default: str = 'that of FILE') -> None:
-    parser.add_argument(
-        '--size',
-        metavar='SIZE',
-        help='paper, quickstart (minutes on two cores), small (minutes on a GPU) or smoke (seconds; learns nothing): '
-        f'model and step counts of configs/sizes.py (default: {default})',
-    )
+    parser.add_argument('--size', metavar='SIZE', help=f'{SIZE_HELP} (default: {default})')
 
 
 def split_config_path(config_path: str) -> tuple[str, str]:
@@ -120,8 +118,6 @@ def load_run_config(run_dir: RunDir, run_name: str, override_args: list[str]) ->
     Returns:
         The spec, and the content of row.json of the new run.
     """
-    from sinklab.configs import default
-
     config = default.get_config()
     row = dict(config='', row='', size=None, overrides={}) | run_dir.read_json('row')
     config.update_from_flattened_dict(flatten_dict(dataclasses.asdict(read_spec(run_dir))))
@@ -163,8 +159,6 @@ def apply_overrides(config: Any, override_args: list[str]) -> dict[str, str]:
     Raises:
         UserError: Overrides are invalid; the message lists all of them.
     """
-    from sinklab.configs.table import find_closest_name
-
     overrides = dict(map(parse_override, override_args))
     field_types = get_field_types()
     errors = []

@@ -9,28 +9,25 @@ example:
 import argparse
 import json
 
+from sinklab.cli import terminal
 from sinklab.cli.checkpoint_flags import add_model_argument
-from sinklab.cli.flag_types import non_negative_int, positive_int
+from sinklab.cli.flag_types import add_options, non_negative_int, positive_int
 from sinklab.errors import UserError, format_extra_command
 from sinklab.storage.paths import parse_path
+
+OPTIONS = {
+    'include': (str, 'DIR', 'folder with YAML files of your own tasks'),
+    'limit': (positive_int, 'N', 'only the first N texts of each task'),
+    'few_shot': (non_negative_int, 'K', 'solved examples before each text (default: as the task defines)'),
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_argument(parser)
     parser.add_argument(
-        '--tasks',
-        required=True,
-        metavar='NAME,...',
-        help='tasks or groups of tasks, such as hellaswag,piqa; * stands for any characters',
+        '--tasks', required=True, metavar='NAME,...', help='tasks or groups, such as hellaswag,piqa; * is a wildcard'
     )
-    parser.add_argument('--include', metavar='DIR', help='folder with YAML files of your own tasks')
-    parser.add_argument('--limit', type=positive_int, metavar='N', help='only the first N texts of each task')
-    parser.add_argument(
-        '--few_shot',
-        type=non_negative_int,
-        metavar='K',
-        help='number of solved examples before each text (default: as the task defines)',
-    )
+    add_options(parser, OPTIONS)
     parser.add_argument('--json', action='store_true', help='print all numbers as JSON')
 
 
@@ -53,8 +50,6 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
 
 
 def print_results(results: dict) -> None:
-    from sinklab.cli import terminal
-
     rows = []
     for name, task in results['tasks'].items():
         counts = ['-' if count is None else count for count in (task['samples'], task['few_shot'])]

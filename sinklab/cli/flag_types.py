@@ -1,12 +1,34 @@
-"""Types of command-line options for argparse: numbers with a range."""
+"""Options of the command line as tables, and their types: numbers with a range."""
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, get_args
 
 import msgspec
 
 from sinklab.config.spec import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+
+def add_options(parser: argparse.ArgumentParser, options: Mapping[str, tuple[Any, str, str]]) -> None:
+    """Add options with a value.
+
+    Args:
+        parser: The parser of a command.
+        options: {name: (type, metavar, help)}; the type is a function of a text, or a tuple of allowed texts.
+    """
+    for name, (value_type, metavar, help_text) in options.items():
+        kind = dict(choices=value_type) if isinstance(value_type, tuple) else dict(type=value_type)
+        parser.add_argument(f'--{name}', metavar=metavar, help=help_text, **kind)
+
+
+def format_options(args: argparse.Namespace, names: Iterable[str]) -> list[str]:
+    """Format the options that differ from their defaults, as arguments of a command."""
+    values = {name: getattr(args, name) for name in names}
+    return [
+        f'--{name}={"none" if value is None else value}'
+        for name, value in values.items()
+        if value != args.parser.get_default(name)
+    ]
 
 
 def make_parser(field_type: Any) -> Callable[[str], Any]:

@@ -6,37 +6,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from sinklab.cli.flag_types import positive_int
 from sinklab.errors import UserError, format_error
 from sinklab.run_dir import GGUF_PREFIX, HF_PREFIX, RunDir, read_spec
-from sinklab.storage.paths import check_checkpoint_path, get_cache_dir, join_path, make_absolute, parse_path
+from sinklab.storage.paths import check_checkpoint_path, get_cache_dir, make_absolute, parse_path
 
-IMPORT_VERSION = 3  # version of the defaults: a run that started from an import with older ones still finds that one
-
-
-def add_export_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument('--out', required=True, metavar='DIR', help='new folder to write to')
-    parser.add_argument(
-        '--dtype',
-        choices=('float32', 'bfloat16', 'float16'),
-        default='float32',
-        help='data type of the parameters (default: float32)',
-    )
-    parser.add_argument(
-        '--length',
-        type=positive_int,
-        metavar='N',
-        help='maximum number of tokens of the model (default: length of a training window)',
-    )
-
-
-def add_import_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        'source',
-        metavar='hf:PATH_OR_ID | gguf:PATH',
-        help='folder of a Hugging Face model, its name on the hub, or a GGUF file',
-    )
-    parser.add_argument('--out', required=True, metavar='DIR', help='new run folder, with the model at step 0')
+IMPORT_VERSION = 3  # version of the defaults
 
 
 def export_model(args: argparse.Namespace) -> int:
@@ -144,24 +118,12 @@ def write_imported_run(model_ref: str, source: Path, run_dir: RunDir, final_path
     return convert.import_model(source, parse_config(config.to_dict()), run_dir, row)
 
 
-def resolve_from_flag(model_ref: str, child_dir: RunDir) -> str:
-    """Resolve --from=hf:PATH or --from=gguf:PATH to --from=params:RUN@0 of an imported run in the cache.
-
-    A child run that exists has its parent in row.json, so the model itself may have been moved or deleted since.
-    """
-    if parent := child_dir.read_parent() if child_dir.has_run() else {}:
-        parent_path = join_path(child_dir.path, parent['run'])
-        name = parent_path.name.rpartition('-')[0]
-        if (parent_path.parent, name) == (get_imports_root(), get_model_name(model_ref)):
-            return f'params:{parent_path}@0'
-    return f'params:{get_cached_import(model_ref)}@0'
-
-
 def get_cached_import(model_ref: str) -> RunDir:
     """Return the imported run of hf:PATH_OR_ID or gguf:PATH in the cache; import it if it is not there."""
-    from sinklab.hf import files
+    from sinklab.hf import files, gguf
 
-    run_dir = get_import_dir(model_ref)
+    name = f'{get_model_name(model_ref)}-{gguf.compute_identity(model_ref)}.{IMPORT_VERSION}'
+    run_dir = RunDir(get_cache_dir().resolve() / 'imports' / name)
     if not run_dir.has_run():
         source = find_importable_dir(model_ref)
         with files.write_folder(run_dir.path) as temp_path:
@@ -170,16 +132,5 @@ def get_cached_import(model_ref: str) -> RunDir:
     return run_dir
 
 
-def get_import_dir(model_ref: str) -> RunDir:
-    from sinklab.hf import gguf
-
-    name = f'{get_model_name(model_ref)}-{gguf.compute_identity(model_ref)}.{IMPORT_VERSION}'
-    return RunDir(get_imports_root() / name)
-
-
 def get_model_name(model_ref: str) -> str:
     return Path(model_ref.removeprefix(HF_PREFIX).removeprefix(GGUF_PREFIX)).absolute().name
-
-
-def get_imports_root() -> Path:
-    return get_cache_dir().resolve() / 'imports'

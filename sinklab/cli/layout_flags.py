@@ -1,14 +1,13 @@
-"""Flags of the layout on devices, of XLA, and of the persistent compilation cache."""
+"""Flags of the layout on devices, and settings of XLA and of the persistent compilation cache."""
 
 import argparse
 import dataclasses
 import hashlib
 import importlib.util
 import os
-from pathlib import Path
 from typing import Literal, get_args
 
-from sinklab.cli.flag_types import positive_int
+from sinklab.cli.flag_types import add_options, positive_int
 from sinklab.config.spec import SAVEABLE_ACTIVATIONS, BackendName, Layout, parse_saved_activations
 
 # XLA's fastest compilation: it halves the time of a start, and steps take twice as long or more.
@@ -16,8 +15,47 @@ FAST_COMPILE_FLAGS = (
     '--xla_backend_optimization_level=0 --xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters'
 )
 ACCELERATOR_PACKAGES = ('libtpu', 'jax_cuda12_plugin', 'jax_cuda13_plugin', 'jax_rocm7_plugin')
-FAST_COMPILE_SIZES = ('smoke',)  # sizes whose programs take longer to compile than to run
 REMAT_MODES = 'default', 'none', 'full', 'auto'
+
+
+def parse_remat(text: str) -> str:
+    """Parse --remat, for argparse."""
+    if text not in REMAT_MODES and not parse_saved_activations(text) <= set(SAVEABLE_ACTIVATIONS):
+        names = f'{", ".join(REMAT_MODES)}, or some of {",".join(SAVEABLE_ACTIVATIONS)}'
+        raise argparse.ArgumentTypeError(f'{text} is unknown; give {names}')
+    return text
+
+
+def parse_micro_batch(text: str) -> int | Literal['default'] | None:
+    """Parse --micro_batch, for argparse."""
+    if text == 'none':
+        return None
+    try:
+        return 'default' if text == 'default' else positive_int(text)
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f'{error}, none or default') from error
+
+
+OPTIONS = {
+    'data': (positive_int, 'N', 'devices that split the batch (default: one for each slice or GPU node)'),
+    'fsdp': (positive_int, 'N', 'devices that split batch and parameters (default: all of a slice or node)'),
+    'tensor': (positive_int, 'N', 'devices that split heads, FFN and vocabulary (default: 1)'),
+    'micro_batch': (
+        parse_micro_batch,
+        'N',
+        'sequences of a forward pass; gradients of a batch are accumulated: a number, none (all at once) or default '
+        '(all at once, but on a CPU without --fsdp parts of a large batch, of about 1024 tokens)',
+    ),
+    'remat': (
+        parse_remat,
+        'WHAT',
+        'activations of a layer that are saved for the backward pass, which computes the others again: some of '
+        f'{",".join(SAVEABLE_ACTIVATIONS)}; none (all are saved but the inside of the FFN), full (only the input is '
+        'saved), auto (as many as fit in memory) or default (the fastest on a CPU, none on accelerators)',
+    ),
+    'attention': (get_args(BackendName), 'BACKEND', 'auto, dense, chunked, tpu, gpu or cudnn (default: auto)'),
+}
+CACHE_OPTION = str, 'DIR', 'folder for compiled programs (default: the cache of the user); none: keep none'
 
 
 def set_fast_compile_flags(size: str | None) -> None:
@@ -27,7 +65,7 @@ def set_fast_compile_flags(size: str | None) -> None:
     """
     xla_flags = os.environ.get('XLA_FLAGS', '')
     is_cpu_only = not any(map(importlib.util.find_spec, ACCELERATOR_PACKAGES))
-    if size in FAST_COMPILE_SIZES and '--xla_backend' not in xla_flags and is_cpu_only:
+    if size == 'smoke' and '--xla_backend' not in xla_flags and is_cpu_only:
         os.environ['XLA_FLAGS'] = f'{xla_flags} {FAST_COMPILE_FLAGS}'.strip()
 
 
@@ -47,98 +85,16 @@ def set_compilation_cache(folder: str | None) -> None:
     if not folder:
         key = hashlib.sha256(make_processor_key().encode()).hexdigest()[:8]
         folder = str(get_cache_dir() / 'programs' / key)
-        try:
-            Path(folder).mkdir(parents=True, exist_ok=True)
-        except OSError:
-            folder = 'none'
     jax.config.update('jax_enable_compilation_cache', folder != 'none')
     if folder != 'none':
         jax.config.update('jax_compilation_cache_dir', folder)
         jax.config.update('jax_persistent_cache_min_compile_time_secs', 0.0)
 
 
-def add_cache_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        '--compiled',
-        metavar='DIR',
-        help='folder for compiled programs, which later runs reuse (default: the cache of the user); none: keep none',
-    )
-
-
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        '--data',
-        type=positive_int,
-        metavar='N',
-        help='devices that split the batch (default: one for each slice or GPU node; 1 on a CPU)',
-    )
-    parser.add_argument(
-        '--fsdp',
-        type=positive_int,
-        metavar='N',
-        help='devices that split batch and parameters (default: all devices of a slice or node)',
-    )
-    parser.add_argument(
-        '--tensor',
-        type=positive_int,
-        default=1,
-        metavar='N',
-        help='devices that split heads, FFN and vocabulary (default: 1)',
-    )
-    parser.add_argument(
-        '--micro_batch',
-        type=parse_micro_batch,
-        default='default',
-        metavar='N',
-        help='sequences of a forward pass; gradients of a batch are accumulated: a number, none (all at once) or '
-        'default (all at once, but on a CPU without --fsdp parts of about 1024 tokens, or 512 per device if that is '
-        'more, of batches with more than twice as many)',
-    )
-    parser.add_argument(
-        '--remat',
-        type=parse_remat,
-        nargs='?',
-        const='full',
-        default='default',
-        metavar='WHAT',
-        help='activations of a layer that are saved for the backward pass, which computes the others again: some of '
-        f'{",".join(SAVEABLE_ACTIVATIONS)}; none (all are saved but the inside of the FFN), full (only the input is '
-        'saved), auto (as many as fit in memory) or default (the fastest on a CPU, none on accelerators); without '
-        'WHAT: full',
-    )
-    parser.add_argument(
-        '--attention',
-        choices=get_args(BackendName),
-        default='auto',
-        metavar='BACKEND',
-        help='implementation of attention: auto, dense, chunked, tpu, gpu or cudnn (default: auto)',
-    )
-
-
-def parse_remat(text: str) -> str:
-    """Parse --remat, for argparse."""
-    if text not in REMAT_MODES and not parse_saved_activations(text) <= set(SAVEABLE_ACTIVATIONS):
-        names = f'{", ".join(REMAT_MODES)}, or some of {",".join(SAVEABLE_ACTIVATIONS)}'
-        raise argparse.ArgumentTypeError(f'{text} is unknown; give {names}')
-    return text
-
-
-def parse_micro_batch(text: str) -> int | Literal['default'] | None:
-    """Parse --micro_batch, for argparse."""
-    if text in ('default', 'none'):
-        return 'default' if text == 'default' else None
-    try:
-        return positive_int(text)
-    except argparse.ArgumentTypeError as error:
-        raise argparse.ArgumentTypeError(f'{error}, none or default') from error
+    add_options(parser, OPTIONS)
+    parser.set_defaults(tensor=1, micro_batch='default', remat='default', attention='auto')
 
 
 def parse_layout(args: argparse.Namespace) -> Layout:
     return Layout(**{field.name: getattr(args, field.name) for field in dataclasses.fields(Layout)})
-
-
-def format_layout_flags(layout: Layout) -> list[str]:
-    """Format a layout as command-line flags."""
-    values = dataclasses.asdict(layout)
-    values['micro_batch'] = {None: 'none', 'default': None}.get(layout.micro_batch, layout.micro_batch)
-    return [f'--{name}={value}' for name, value in values.items() if value is not None]

@@ -45,8 +45,8 @@ OVERRIDE_COMMANDS = 'train', 'compile', 'sweep', 'claims'  # commands that take 
 class CommandParser(argparse.ArgumentParser):
     """Argument parser that raises UserError, and suggests the option that the user may have meant."""
 
-    def __init__(self, *args: Any, **kwargs: Any):
-        super().__init__(*args, **kwargs)
+    def __init__(self, **kwargs: Any):
+        super().__init__(**kwargs, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
         self.has_subcommands = False
         self.set_defaults(parser=self)  # a parsed command line has that of its subcommand
 
@@ -82,10 +82,9 @@ class CommandParser(argparse.ArgumentParser):
         options = [name for name in self.list_options() if name != '--help']
         exact = []
         if takes_overrides:
-            from sinklab.configs import default
-            from sinklab.configs.table import list_fields
+            from sinklab.config.spec import get_field_types
 
-            fields = list(list_fields(default.get_config()))
+            fields = get_field_types()
             exact = [f'--config.{field}' for field in fields if option[2:] in (field, field.rpartition('.')[2])]
         matches = exact or difflib.get_close_matches(option, options, 1, 0.75)
         return f'; did you mean {matches[0]}?' if matches else ''
@@ -96,23 +95,11 @@ class CommandParser(argparse.ArgumentParser):
 
 def build_parser(commands: Container[str | None] = COMMANDS) -> CommandParser:
     """Build the parser of the command line, with the arguments of the given commands."""
-    root_parser = CommandParser(
-        prog='sinklab',
-        description=sinklab.__doc__.partition('\n')[0],
-        epilog=EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    root_parser = CommandParser(prog='sinklab', description=sinklab.__doc__.partition('\n')[0], epilog=EPILOG)
     root_parser.add_argument('--version', action='version', version=f'sinklab {sinklab.__version__}')
     subparsers = root_parser.add_subparsers(dest='command', metavar='VERB', required=True)
     for name, summary in COMMANDS.items():
-        subparser = subparsers.add_parser(
-            name,
-            help=summary,
-            description=summary,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-            allow_abbrev=False,
-        )
+        subparser = subparsers.add_parser(name, help=summary, description=summary)
         if name in commands:
             module = import_command(name)
             subparser.epilog = module.__doc__.partition('\n')[2].strip('\n')
@@ -124,18 +111,13 @@ def import_command(name: str) -> ModuleType:
     return importlib.import_module(f'sinklab.cli.{name}')
 
 
-def find_command(arguments: Sequence[str]) -> str | None:
-    """Return the command among the arguments of the command line; None if there is none."""
-    return next((argument for argument in arguments if argument in COMMANDS), None)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command, and return its exit code.
 
     Exit codes: sinklab/exit_status.py.
     """
     words = sys.argv[1:] if argv is None else list(argv)
-    command = find_command(words)
+    command = next((word for word in words if word in COMMANDS), None)
     try:
         args, extra_args = build_parser([command]).parse_known_args(words)
         args.parser.refuse_unknown(extra_args)

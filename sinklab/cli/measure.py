@@ -13,9 +13,14 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, get_args
 
 from sinklab.analysis.bos import BosMode
+from sinklab.cli import terminal
 from sinklab.cli.checkpoint_flags import add_model_argument
+from sinklab.cli.flag_types import add_options
 from sinklab.config.spec import DtypeName
 from sinklab.errors import UserError
+from sinklab.metrics.emergence import merge_emergence
+from sinklab.metrics.registry import find_metric_info
+from sinklab.report.summary_table import format_legend
 from sinklab.storage.files import open_writable_folder
 from sinklab.storage.paths import parse_path
 
@@ -36,78 +41,37 @@ PRINTED_METRICS = (
 SHARED_FIELDS = 'source', 'sequences', 'length', 'seed', 'keys', 'positions', 'loss'
 
 
+OPTIONS = {
+    'inputs': (str, 'KIND,...', 'kinds of inputs: natural, random, repeated (default: natural)'),
+    'source': (str, 'SOURCE', "texts, such as 'text:corpus/*.txt' (default: those of the run, or stdlib)"),
+    'sequences': (int, 'N', 'number of texts (default: as in the probes of the run, or 100)'),
+    'length': (int, 'T', 'tokens of each text (default: as in the probes of the run, or 64)'),
+    'lengths': (str, 'T,...', 'also measure Sink_1 of the first T tokens of each text, such as 16,32,64'),
+    'eps': (str, 'E,...', 'thresholds on alpha for --lengths, such as 0.2,0.3 (default: 0.3)'),
+    'keys': (int, 'K', 'measure the sinks of the first K tokens (default: as in the probes of the run, or 10)'),
+    'seed': (int, 'N', 'seed of random and repeated inputs (default: 0)'),
+    'positions': (str, 'KIND:K', 'replace:K gives token 1 the position of token K, and swap:K exchanges both'),
+    'bos': (get_args(BosMode), 'MODE', 'BOS before each text: auto (as in training), none or force (default: auto)'),
+    'dtype': (get_args(DtypeName), 'DTYPE', 'dtype to compute in (default: that of the run, or float32)'),
+    'out': (str, 'DIR', 'write measured.json and the arrays of each kind of input into this new folder'),
+}
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_argument(parser)
-    parser.add_argument(
-        '--inputs',
-        default='natural',
-        metavar='KIND,...',
-        help='kinds of inputs: natural, random, repeated (default: natural)',
-    )
-    parser.add_argument(
-        '--source', help="texts to read, such as 'text:corpus/*.txt' (default: those of the run, or stdlib)"
-    )
-    parser.add_argument(
-        '--sequences', type=int, metavar='N', help='number of texts (default: as in the probes of the run, or 100)'
-    )
-    parser.add_argument(
-        '--length', type=int, metavar='T', help='tokens of each text (default: as in the probes of the run, or 64)'
-    )
-    parser.add_argument(
-        '--lengths',
-        default='',
-        metavar='T,...',
-        help='also measure Sink_1 of the first T tokens of each text, such as 16,32,64',
-    )
-    parser.add_argument(
-        '--eps', default='', metavar='E,...', help='thresholds on alpha for --lengths, such as 0.2,0.3 (default: 0.3)'
-    )
-    parser.add_argument(
-        '--keys',
-        type=int,
-        metavar='K',
-        help='measure the sinks of each of the first K tokens (default: as in the probes of the run, or 10)',
-    )
-    parser.add_argument(
-        '--seed',
-        type=int,
-        default=0,
-        help='seed of random and repeated inputs (default: 0)',
-    )
-    parser.add_argument(
-        '--positions',
-        metavar='replace:K | swap:K',
-        help='give token 1 the position of token K, or exchange the positions of both, such as swap:5',
-    )
+    add_options(parser, OPTIONS)
+    parser.set_defaults(inputs='natural', lengths='', eps='', seed=0, bos='auto')
     parser.add_argument('--loss', action='store_true', help='also measure the loss of these texts')
     parser.add_argument(
-        '--bos',
-        choices=get_args(BosMode),
-        default='auto',
-        help='BOS before each text: auto (as in training), none (never) or force (always)',
-    )
-    parser.add_argument(
-        '--dtype',
-        choices=get_args(DtypeName),
-        help='dtype to compute in (default: that of the config of the run, or float32 for an open model)',
-    )
-    parser.add_argument(
         '--all', action='store_true', help='measure every checkpoint of a run, and say when its sink emerges'
-    )
-    parser.add_argument(
-        '--out', metavar='DIR', help='write measured.json and the arrays of each kind of input into this new folder'
     )
     parser.add_argument('--json', action='store_true', help='print all numbers as JSON')
 
 
 def run(args: argparse.Namespace, extra_args: list[str]) -> int:
     request = parse_request(args)
-    if args.out:
-        out = parse_path(args.out)
-        if out.exists() and not (out.is_dir() and not any(out.iterdir())):  # an empty one: a measurement has failed
-            raise UserError(f'--out={args.out} already exists; give a new folder')
-        with open_writable_folder(out):
-            pass  # fails before anything is measured, if it cannot be written
+    if args.out and parse_path(args.out).exists():
+        raise UserError(f'--out={args.out} already exists; give a new folder')
     from sinklab.analysis import measure, model_ref
 
     models: Iterable
@@ -120,7 +84,7 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
     report = measure.make_record(results, args.all)
     try:
         if args.out:
-            with open_writable_folder(out):
+            with open_writable_folder(parse_path(args.out)):
                 measure.write_results(results, args.out, args.all)
     finally:  # numbers that cannot be written are printed nevertheless
         if args.json:
@@ -136,7 +100,6 @@ def run_job(model: 'MeasurableModel', request: 'MeasureRequest', names: tuple[st
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
     from sinklab.analysis.measure import make_job
-    from sinklab.cli import terminal
 
     job = make_job(model, request)
     console = terminal.make_console(stderr=True)
@@ -169,33 +132,27 @@ def parse_list(option: str, text: str, element_type: Callable) -> tuple:
 def print_measurements(reports: list[dict]) -> None:
     """Print measurements: a line for each metric of a single model, or a line for each of several models."""
     from sinklab.analysis.measure import LOSS_INFO
-    from sinklab.cli import terminal
-    from sinklab.metrics.registry import find_metric_info
-    from sinklab.report.summary_table import format_legend
 
     names = dict.fromkeys(name for report in reports for values in report['inputs'].values() for name in values)
     infos = [info for info in (*map(find_metric_info, PRINTED_METRICS), LOSS_INFO) if info.name in names]
     infos += [find_metric_info(name) for name in names if name.startswith('sink/1/T')]
-    headings = ['inputs', *(info.label for info in infos), 'published Sink_1']
+    headings = ['model', 'inputs', *(info.label for info in infos), 'published Sink_1']
     rows = []
     for report in reports:
         for name, values in report['inputs'].items():
-            published = report['published'].get(name)
             cells = [format_metric(info.format_value, values.get(info.name)) for info in infos]
-            rows.append([name, *cells, format_metric('{:.1f} %'.format, published)])
-    if all(row[-1] == '-' for row in rows):
-        headings = headings[:-1]
-        rows = [row[:-1] for row in rows]
+            published = format_metric('{:.1f} %'.format, report['published'].get(name))
+            rows.append([report['model'], name, *cells, published])
+    columns = [column for column in zip(headings, *rows, strict=True) if {*column[1:]} != {'-'}]
     console = terminal.make_console(width=200)
     if len(reports) == 1:
         print(reports[0]['model'])
-        headings, *rows = map(list, zip(['number', *headings[1:]], *rows, strict=True))
-        terminal.print_table(console, headings, rows)
+        inputs, *lines = columns[1:]
+        terminal.print_table(console, ['number', *inputs[1:]], lines)
     else:
-        models = [report['model'] for report in reports for _ in report['inputs']]
-        rows = [[model, *row] for model, row in zip(models, rows, strict=True)]
-        terminal.print_table(console, ['model', *headings], rows, wrap_columns=['inputs'])
-    console.print(f'{format_legend([info.label for info in infos], infos)}.', soft_wrap=not console.is_terminal)
+        shown_headings, *lines = zip(*columns, strict=True)
+        terminal.print_table(console, shown_headings, lines, wrap_columns=['inputs'])
+    terminal.print_wrapped(f'{format_legend([info.label for info in infos], infos)}.')
     positions = f', --positions={reports[0]["positions"]}' if 'positions' in reports[0] else ''
     print(f'computed in {reports[0]["dtype"]}, --bos={reports[0]["bos"]}{positions}')
     for report in reports:
@@ -212,8 +169,6 @@ def format_metric(format_value: Callable[[float], str], value: float | None) -> 
 
 
 def print_emergence(series: dict[str, dict]) -> None:
-    from sinklab.metrics.emergence import merge_emergence
-
     for name, entry in series.items():
         if not entry['emergence']:
             print(f'{name}: no sink has emerged')

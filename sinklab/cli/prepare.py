@@ -25,9 +25,12 @@ import json
 import shlex
 from typing import Any
 
+from sinklab.cli import terminal
+from sinklab.cli.flag_types import add_options, format_options
 from sinklab.config.differences import flatten_dict
 from sinklab.config.spec import DataConfig, ModelConfig, OptimizerConfig, PositiveInt, Spec, get_field_types
 from sinklab.config.validate import MAX_TRAINED_VOCABULARY, MIN_TRAINED_VOCABULARY, parse_value
+from sinklab.data.store import Store
 from sinklab.errors import UserError
 from sinklab.storage.paths import parse_path
 
@@ -51,22 +54,16 @@ OPTIONS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    for name, (value_type, metavar, text) in OPTIONS.items():
-        parser.add_argument(f'--{name}', type=value_type, metavar=metavar, help=text)
+    add_options(parser, OPTIONS)
     parser.add_argument('--json', action='store_true', help='print the result as JSON')
     parser.usage = '%(prog)s --source SOURCE --out DIR [options]\n       %(prog)s --check DIR [options]'
 
 
 def run(args: argparse.Namespace, extra_args: list[str]) -> int:
-    from sinklab.data.store import Store
-
-    if extra_args:
-        raise UserError(f'{extra_args[0]} is unknown (a pattern must be quoted); see sinklab prepare --help')
     fields = parse_settings(args)
     if args.check is not None:
-        for name in BUILD_OPTIONS:
-            if getattr(args, name) is not None:
-                raise UserError(f'--{name} has no effect with --check; remove it')
+        if unused := format_options(args, BUILD_OPTIONS):
+            raise UserError(f'{" ".join(unused)} has no effect with --check; remove it')
         print_store(args, Store(args.check, verify=True), fields['length'], fields['batch_size'])
         return 0
     if not (args.source and args.out):
@@ -119,8 +116,6 @@ def format_train_flags(store_path: str, fields: dict[str, Any], store: Any) -> s
 
 def print_store(args: argparse.Namespace, store: Any, length: int, batch_size: int) -> None:
     """Print what a store contains, with its number of windows of `length` and of batches of `batch_size`."""
-    from sinklab.cli import terminal
-
     windows = {split: store.count_windows(split, length) for split in ('train', 'held_out')}
     num_batches = sum(windows['train'].values()) // batch_size
     if args.json:

@@ -5,7 +5,7 @@ import shlex
 import sys
 from pathlib import Path
 
-from sinklab.cli.flag_types import positive_float, positive_int
+from sinklab.cli.flag_types import add_options, positive_float, positive_int
 from sinklab.exit_status import ExitStatus
 from sinklab.storage.folder_lock import DEFAULT_GRACE_SECONDS
 
@@ -16,40 +16,19 @@ RECOVERY_HINTS = {
 }
 
 
+OPTIONS = {
+    'coordinator': (str, 'HOST:PORT', 'address of process 0, if a run has several processes, such as host0:8476'),
+    'processes': (int, 'N', 'number of processes (default: as the cluster reports; 1: do not ask the cluster)'),
+    'process': (int, 'I', 'number of this process, from 0'),
+    'join_timeout': (positive_int, 'SECONDS', 'wait for all processes at the start (default: %(default)s)'),
+    'step_timeout': (positive_float, 'SECONDS', 'limit of a step of several processes (default: %(default)g)'),
+    'grace': (positive_float, 'SECONDS', 'wait for a job that still uses the folder (default: %(default)g)'),
+}
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        '--coordinator',
-        metavar='HOST:PORT',
-        help='address of process 0, if a run has several processes, such as host0:8476',
-    )
-    parser.add_argument(
-        '--processes',
-        type=int,
-        metavar='N',
-        help='number of processes of the run (default: as the cluster reports; 1: do not ask the cluster)',
-    )
-    parser.add_argument('--process', type=int, metavar='I', help='number of this process, from 0')
-    parser.add_argument(
-        '--join_timeout',
-        type=positive_int,
-        default=300,
-        metavar='SECONDS',
-        help='seconds to wait for all processes at the start (default: %(default)s)',
-    )
-    parser.add_argument(
-        '--step_timeout',
-        type=positive_float,
-        default=600.0,
-        metavar='SECONDS',
-        help='seconds without the end of a step, after which a run of several processes ends (default: %(default)g)',
-    )
-    parser.add_argument(
-        '--grace',
-        type=positive_float,
-        default=DEFAULT_GRACE_SECONDS,
-        metavar='SECONDS',
-        help='seconds to wait for a job that still uses the folder, such as one that saves (default: %(default)g)',
-    )
+    add_options(parser, OPTIONS)
+    parser.set_defaults(join_timeout=300, step_timeout=600.0, grace=DEFAULT_GRACE_SECONDS)
 
 
 def format_exit_status(exit_status: ExitStatus) -> str:

@@ -5,7 +5,6 @@ or a disk that cannot be written does not end a run: errors of printing are supp
 """
 
 import contextlib
-import dataclasses
 import datetime
 import math
 import threading
@@ -14,7 +13,6 @@ import time
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
 from sinklab.cli import terminal
-from sinklab.config.spec import Spec
 from sinklab.errors import print_status
 from sinklab.metrics.registry import HEADLINE_METRIC
 from sinklab.run_dir import RunDir
@@ -25,44 +23,22 @@ from sinklab.train.callbacks import Callback, summarize_newest_attempt
 from sinklab.train.run_outcome import is_storage_error
 
 LOG_SECONDS = 10.0  # seconds between two lines of a log
+WIDE_CONSOLE = 100  # columns in which a bar has room for the speed
 SPEED_SECONDS = 600.0  # seconds over which the speed is averaged that gives the remaining time
 LOSS_METRIC, SPEED_METRIC = 'train/loss', 'speed/tokens_per_second'
 REMOTE_POLL_SECONDS = 20.0  # in a bucket, where metrics.jsonl is read whole and written once a minute
 
 
-@dataclasses.dataclass
-class LatestMetrics:
-    """Latest metrics of a run, formatted as text."""
-
-    num_steps: int
-    step: int = 0
-    loss: str = '  -  '
-    speed: str = '-'
-    sink: str = '-'
-    sink_step: int | None = None  # the step of `sink`
-
-    def update(self, record: dict) -> None:
-        self.step = record['step']
-        if LOSS_METRIC in record:
-            self.loss = f'{record[LOSS_METRIC]:.3f}'
-        if SPEED_METRIC in record:
-            self.speed = f'{record[SPEED_METRIC]:,.0f}'
-        if HEADLINE_METRIC.name in record:
-            self.sink = HEADLINE_METRIC.format_value(record[HEADLINE_METRIC.name])
-            self.sink_step = self.step
-
-    def format_line(self) -> str:
-        """Format all metrics for a log; Sink_1 has its step if that is not the newest step."""
-        step_suffix = '' if self.sink_step in (None, self.step) else f' at step {self.sink_step}'
-        return (
-            f'step {self.step}/{self.num_steps}  loss {self.loss}  {self.speed} '
-            f'tokens/s  {HEADLINE_METRIC.label} {self.sink}{step_suffix}'
-        )
-
-    def format_bar_text(self) -> str:
-        """Format the metrics that are shown behind a bar."""
-        state = 'compiling ' if self.step == 0 and self.loss.strip() == '-' else f'loss {self.loss}'
-        return f'{state}  {HEADLINE_METRIC.label} {self.sink:>7}'
+def format_metrics(metrics: dict, shows_speed: bool = True) -> str:
+    """Format the newest loss, speed and Sink_1 of a run in one line."""
+    texts = []
+    if LOSS_METRIC in metrics:
+        texts.append(f'loss {metrics[LOSS_METRIC]:.3f}')
+    if SPEED_METRIC in metrics and shows_speed:
+        texts.append(f'{metrics[SPEED_METRIC]:,.0f} tokens/s')
+    if HEADLINE_METRIC.name in metrics:
+        texts.append(f'{HEADLINE_METRIC.label} {HEADLINE_METRIC.format_value(metrics[HEADLINE_METRIC.name])}')
+    return '  '.join(texts)
 
 
 class ProgressDisplay:
@@ -74,7 +50,8 @@ class ProgressDisplay:
     """
 
     def __init__(self, console: terminal.Console, suppressed_errors: tuple[type[Exception], ...] = (OSError,)):
-        self.console, self.suppressed_errors = console, suppressed_errors
+        self.console = console
+        self.suppressed_errors = suppressed_errors
         self.is_live = terminal.is_live(console)
         self.bars = Progress(
             TextColumn('{task.description}', markup=False),
@@ -87,7 +64,7 @@ class ProgressDisplay:
             disable=not self.is_live,
             speed_estimate_period=SPEED_SECONDS,
         )
-        self.metrics: dict[TaskID, LatestMetrics] = {}
+        self.metrics: dict[TaskID, dict] = {}  # the newest value of each metric of a run
         self.print_times: dict[TaskID, float] = {}
 
     def __enter__(self) -> 'ProgressDisplay':
@@ -102,7 +79,7 @@ class ProgressDisplay:
     def add(self, name: str, steps: int) -> TaskID:
         """Add a run to the display, and return the key for its updates."""
         key = self.bars.add_task(name, total=steps, text='starting')
-        self.metrics[key] = LatestMetrics(steps)
+        self.metrics[key] = {}
         self.print_times[key] = 0.0
         return key
 
@@ -110,10 +87,10 @@ class ProgressDisplay:
         """Show the last of these records of a run, and the newest value of each metric in them."""
         metrics = self.metrics[key]
         for record in records:
-            metrics.update(record)
-        text = metrics.format_bar_text() + (f'  {metrics.speed} tokens/s' if self.console.width >= 100 else '')
-        self.bars.update(key, completed=metrics.step, text=text)
-        is_due = metrics.step == metrics.num_steps or time.monotonic() - self.print_times[key] > LOG_SECONDS
+            metrics |= record
+        text = format_metrics(metrics, self.console.width >= WIDE_CONSOLE) if LOSS_METRIC in metrics else 'compiling'
+        self.bars.update(key, completed=metrics['step'], text=text)
+        is_due = self.bars.tasks[key].finished or time.monotonic() - self.print_times[key] > LOG_SECONDS
         if not self.is_live and is_due:
             self.print_metrics(key)
 
@@ -123,7 +100,8 @@ class ProgressDisplay:
         task = self.bars.tasks[key]
         remaining = datetime.timedelta(seconds=round(task.time_remaining or 0))
         suffix = f'  {remaining} left' if remaining else ''
-        self.print_line(f'{task.description}  {self.metrics[key].format_line()}{suffix}')
+        steps = f'step {task.completed}/{task.total}'
+        self.print_line(f'{task.description}  {steps}  {format_metrics(self.metrics[key])}{suffix}')
 
     def end(self, key: TaskID, outcome: str) -> None:
         """Remove the bar of a run that has ended, and print its newest metrics and its outcome."""
@@ -144,46 +122,23 @@ class ProgressCallback(Callback):
     Args:
         display: The display, which may show other runs, too.
         name: The name of the run.
-        spec: The spec of the run.
+        num_steps: The number of steps of the run.
         row_description: The fields that the row changes at its size, in one line.
-        shows_facts: Whether to print facts about the run, such as its attention backend, above the bars.
     """
 
-    def __init__(
-        self,
-        display: ProgressDisplay,
-        name: str,
-        spec: Spec,
-        row_description: str | None = None,
-        shows_facts: bool = True,
-    ):
+    def __init__(self, display: ProgressDisplay, name: str, num_steps: int, row_description: str | None = None):
         self.display = display
         self.name = name
-        self.num_steps = spec.optimizer.steps
-        self.checkpoint = spec.checkpoint
         self.row_description = row_description
-        self.shows_facts = shows_facts
-        self.has_epochs = False
-        self.key = display.add(name, self.num_steps)
+        self.key = display.add(name, num_steps)
 
     def on_record(self, record: dict, written: bool) -> None:
-        self.show_records([record])
-
-    def show_records(self, records: list[dict]) -> None:
-        record = records[-1]
-        if self.shows_facts and not self.has_epochs and 'data/epoch' in record:
-            self.has_epochs = True
-            epochs = record['data/epoch'] * self.num_steps / record['step']
-            share = f'{100 * epochs:.3g} % of the data' if epochs < 1 else f'the data {epochs:.3g} times'
-            self.on_message(f'{self.num_steps} steps read {share}')
-        self.display.update(self.key, *records)
+        self.display.update(self.key, record)
 
     def on_message(self, line: str) -> None:
         self.display.print_line(f'{self.name}  {line}')
 
     def on_train_begin(self, step: int, attention: str, changes: list[str]) -> None:
-        if not self.shows_facts:
-            return
         if self.row_description:
             self.on_message(self.row_description)
         self.on_message(f'attention: {attention}')
@@ -191,14 +146,6 @@ class ProgressCallback(Callback):
             self.on_message(f'since step {step}: {"; ".join(changes)}')
         elif step:
             self.on_message(f'resumes after step {step}')
-        interval = self.checkpoint.every_steps
-        if not self.checkpoint.every_minutes and (
-            not interval or step + interval - step % interval >= self.num_steps
-        ):
-            self.on_message(
-                f'saves a checkpoint only at the end, or when Ctrl-C or SIGTERM stops it '
-                f'(config.checkpoint.every_steps is {interval})'
-            )
 
 
 class MessageCallback(Callback):
@@ -208,17 +155,19 @@ class MessageCallback(Callback):
         print_status(line)
 
 
-class RunFollower:
-    """Reader of the folder of a running run that passes what is new to a callback.
+class RunFollower(ProgressCallback):
+    """Progress of a run in another process, which is read from the folder of the run.
 
     Args:
+        display: The display, which may show other runs, too.
+        name: The name of the run.
+        num_steps: The number of steps of the run.
         run_dir: The folder of the run, which need not exist yet.
-        callback: Receives the newest attempt and its records.
     """
 
-    def __init__(self, run_dir: RunDir, callback: ProgressCallback):
+    def __init__(self, display: ProgressDisplay, name: str, num_steps: int, run_dir: RunDir):
+        super().__init__(display, name, num_steps)
         self.run_dir = run_dir
-        self.callback = callback
         self.num_lines: int | None = None
         self.num_attempts = 0
         self.poll_time = -math.inf
@@ -228,12 +177,12 @@ class RunFollower:
         return time.monotonic() > self.poll_time + (REMOTE_POLL_SECONDS if is_remote(self.run_dir.path) else 0)
 
     def poll(self) -> None:
-        """Pass a new attempt and new records to the callback; at first, the newest Sink_1 and the newest record."""
+        """Show a new attempt and new records; at first, the newest Sink_1 and the newest record."""
         self.poll_time = time.monotonic()
         attempts = self.run_dir.read_environment().get('attempts', [])
         if len(attempts) > self.num_attempts:
             self.num_attempts = len(attempts)
-            self.callback.on_train_begin(*summarize_newest_attempt(self.run_dir, attempts))
+            self.on_train_begin(*summarize_newest_attempt(self.run_dir, attempts))
         records = self.run_dir.read_metric_lines()
         if self.num_lines is None:
             new_records = [record for record in records[:-1] if HEADLINE_METRIC.name in record][-1:] + records[-1:]
@@ -241,7 +190,7 @@ class RunFollower:
             new_records = records[self.num_lines :]
         self.num_lines = len(records)  # fewer than before if the run has resumed from an earlier step
         if new_records:
-            self.callback.show_records(new_records)
+            self.display.update(self.key, *new_records)
 
 
 class SweepDisplay(ProgressDisplay):
@@ -254,9 +203,9 @@ class SweepDisplay(ProgressDisplay):
 
     def on_run_begin(self, label: str, run: SweepRun) -> None:
         self.print_line(label)
-        callback = ProgressCallback(self, str(run), run.spec, shows_facts=False)
+        follower = RunFollower(self, str(run), run.spec.optimizer.steps, run.run_dir)
         with self.lock:
-            self.followers[id(run)] = RunFollower(run.run_dir, callback)
+            self.followers[id(run)] = follower
 
     def poll(self) -> None:
         """Show what the running runs have written since the last call."""
@@ -286,4 +235,4 @@ class SweepDisplay(ProgressDisplay):
         is_stopped = run.outcome == 'to do'
         message = run.read_last_outcome().get('message') if is_stopped else run.reason
         outcome = 'stopped' if is_stopped else run.outcome
-        self.end(follower.callback.key, f'{outcome}: {message}' if message else outcome)
+        self.end(follower.key, f'{outcome}: {message}' if message else outcome)

@@ -13,9 +13,12 @@ import glob
 import json
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
+from sinklab.cli import terminal
 from sinklab.errors import UserError, format_extra_command
+from sinklab.report import summary_table
 from sinklab.run_dir import RunDir
 from sinklab.storage.files import open_writable_folder
 from sinklab.storage.paths import find_common_folder, is_remote, make_absolute, parse_path
@@ -32,9 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help='run folders, or the folder of a sweep or of claims, such as runs/sweep',
     )
     parser.add_argument(
-        '--out',
-        metavar='DIR',
-        help='folder for report.html (default: that of the run, or the one that contains all runs)',
+        '--out', metavar='DIR', help='folder for report.html (default: the one that contains all runs)'
     )
     for kind in PICTURE_KINDS:
         parser.add_argument(f'--{kind}', action='store_true', help=f'also write the pictures as {kind.upper()} files')
@@ -42,18 +43,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, extra_args: list[str]) -> int:
-    from sinklab.report import runs, summary_table
+    from sinklab.report import runs
 
-    paths = [str(path) for pattern in args.runs for path in find_runs(pattern)]
-    loaded_runs = runs.read_runs(paths)
+    paths = [path for pattern in args.runs for path in find_runs(pattern)]
+    loaded_runs = runs.read_runs(list(map(str, paths)))
     out_dir = parse_path(args.out) if args.out else choose_report_dir(paths)
-    write_report(out_dir, loaded_runs, args)
+    report_path = write_report(out_dir, loaded_runs, [kind for kind in PICTURE_KINDS if getattr(args, kind)])
     table = list(map(summary_table.make_run_row, loaded_runs))
     if args.json:
         print(json.dumps(table, indent=2, allow_nan=False))
     else:
         print_runs(table)
-    print(f'report: {out_dir / "report.html"}', file=sys.stderr if args.json else sys.stdout)
+    print(f'report: {report_path}', file=sys.stderr if args.json else sys.stdout)
     return 0
 
 
@@ -86,21 +87,22 @@ def list_sweep_runs(sweep_dir: Path) -> list[Path]:
     return [path for path in run_paths if (path / 'row.json').exists()]
 
 
-def choose_report_dir(run_paths: list[str]) -> Path:
+def choose_report_dir(run_paths: list[Path]) -> Path:
     """Return the folder of a single run, or the innermost folder that contains all of several runs."""
-    paths = [make_absolute(parse_path(path)) for path in run_paths]
+    paths = list(map(make_absolute, run_paths))
     return paths[0] if len(paths) == 1 else find_common_folder([path.parent for path in paths])
 
 
-def write_report(out_dir: Path, runs: list, args: argparse.Namespace) -> None:
-    """Write report.html and the requested pictures."""
+def write_report(out_dir: Path, runs: list, kinds: Sequence[str] = ()) -> Path:
+    """Write report.html, and pictures of the given kinds; return the path of the page."""
     from sinklab.report import page
 
+    path = out_dir / 'report.html'
     if out_dir.is_file():
         raise UserError(f'{out_dir} is a file; choose another --out')
     with open_writable_folder(out_dir):
-        page.write_report_page(out_dir / 'report.html', runs)
-        if kinds := [kind for kind in PICTURE_KINDS if getattr(args, kind)]:
+        page.write_report_page(path, runs)
+        if kinds:
             try:
                 from sinklab.report import pictures
             except ImportError as error:
@@ -108,30 +110,16 @@ def write_report(out_dir: Path, runs: list, args: argparse.Namespace) -> None:
                     f'pictures need {error.name}; install it: {format_extra_command("report")}'
                 ) from error
             pictures.write_pictures(out_dir, runs, kinds)
-
-
-def write_page(sweep_dir: Path) -> Path | None:
-    """Write report.html of a sweep; return its path, or None if no run has started."""
-    from sinklab.report import page, runs
-
-    file = sweep_dir / 'report.html'
-    paths = [str(path) for path in list_sweep_runs(sweep_dir)]
-    if not paths:
-        return None
-    page.write_report_page(file, runs.read_runs(paths))
-    return file
+    return path
 
 
 def print_runs(rows: list[dict]) -> None:
     """Print the table of runs, without the columns that are empty for all of them."""
-    from sinklab.cli import terminal
-    from sinklab.report.summary_table import RUN_HEADINGS, format_legend, format_run_cells
-
-    columns = zip(RUN_HEADINGS, *map(format_run_cells, rows), strict=True)
+    columns = zip(summary_table.RUN_HEADINGS, *map(summary_table.format_run_cells, rows), strict=True)
     headings, *lines = zip(*(column for column in columns if {*column[1:]} != {'-'}), strict=True)
     console = terminal.make_console(width=200)
     terminal.print_table(console, headings, lines)
-    console.print(f'{format_legend(headings)}.', soft_wrap=not console.is_terminal)
+    terminal.print_wrapped(f'{summary_table.format_legend(headings)}.')
     for row in rows:
         for note in row['notes']:
             print(f'{row["run"]}: {note}')

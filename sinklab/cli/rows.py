@@ -15,33 +15,29 @@ import json
 import sys
 from typing import Any
 
-from sinklab.cli.config_flags import add_size_argument
+from sinklab.cli import config_flags, terminal
+from sinklab.config.differences import flatten_dict
+from sinklab.configs.publications import NOT_MEASURED
 from sinklab.errors import UserError
+from sinklab.report.sweep_table import format_published
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        '--config',
-        metavar='FILE[:ROW]',
-        help='only the rows of this config file, which may be your own, or one of them '
-        '(default: all files of configs/)',
+        '--config', metavar='FILE[:ROW]', help='only the rows of this file, or one of them (default: all of configs/)'
     )
-    add_size_argument(parser)
+    config_flags.add_size_argument(parser)
     parser.add_argument('--json', action='store_true', help='print the rows as JSON')
 
 
 def run(args: argparse.Namespace, extra_args: list[str]) -> int:
-    if extra_args:
-        raise UserError(f'{extra_args[0]} is unknown; see sinklab rows --help')
-    from sinklab.cli.config_flags import build_config, list_config_files, load_config_module, split_config_path
-
     tables = {}
-    for config_path in [args.config] if args.config else list_config_files():
-        file, row_name = split_config_path(config_path)
-        module = load_config_module(file)
+    for config_path in [args.config] if args.config else config_flags.list_config_files():
+        file, row_name = config_flags.split_config_path(config_path)
+        module = config_flags.load_config_module(file)
         names = list(getattr(module, 'ROWS', {}))
         if row_name and row_name not in names:
-            build_config(module, config_path, args.size)  # raises UserError, with the rows that there are
+            config_flags.build_config(module, config_path, args.size)  # raises UserError, with the names of rows
         if rows := [load_row(file, name, args.size, module) for name in names if row_name in ('', None, name)]:
             tables[file] = rows
     if not tables:
@@ -65,10 +61,6 @@ def load_row(file: str, row: str, size: str | None, module: Any) -> dict:
         `not_measured`, the names of published numbers that nothing here measures, if there are any; and, if the row
         is invalid, `refused`, the error message that `train` would give.
     """
-    from sinklab.cli import config_flags
-    from sinklab.config.differences import flatten_dict
-    from sinklab.configs.publications import NOT_MEASURED
-
     try:
         spec, row_info = config_flags.load_spec(f'{file}:{row}', [], size, module)
         baseline = config_flags.get_baseline(module, row_info['size'])
@@ -82,24 +74,19 @@ def load_row(file: str, row: str, size: str | None, module: Any) -> dict:
 
 
 def print_rows(tables: dict[str, list[dict]]) -> None:
-    from sinklab.cli import terminal
-    from sinklab.report.sweep_table import format_published
-
     console = terminal.make_console(width=100)
     for file, rows in tables.items():
         sizes = dict.fromkeys(row['size'] for row in rows if row['size'])
         title = f'{file} at size {", ".join(sizes)}' if sizes else file
         lines = []
         for row in rows:
-            style = 'red' if 'refused' in row else ''
             note = ', as the baseline' if row['diff'] and row['equals_baseline'] else ''
-            texts = row['row'], f'{format_diff(row["diff"])}{note}', format_published(row['published'])
-            source = terminal.make_multiline_cell(row['source'], row.get('note'))
-            lines.append([*(terminal.make_cell(text, style) for text in texts), source])
+            changes = f'{format_diff(row["diff"])}{note}'
+            source = '\n'.join(filter(None, [row['source'], row.get('note')]))
+            lines.append([row['row'], changes, format_published(row['published']), source])
         headings = 'row', 'changes', 'published', 'source'
-        terminal.print_table(
-            console, headings, lines, wrap_columns=headings, title=terminal.make_cell(title), title_justify='left'
-        )
+        console.print(title)
+        terminal.print_table(console, headings, lines, wrap_columns=headings)
         console.print('')
 
 

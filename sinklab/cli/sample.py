@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from sinklab.cli import checkpoint_flags
-from sinklab.cli.flag_types import non_negative_float, non_negative_int, positive_int
+from sinklab.cli.flag_types import add_options, non_negative_float, non_negative_int, positive_int
 from sinklab.errors import UserError
 from sinklab.run_dir import MODEL_PREFIXES
 
@@ -24,32 +24,20 @@ if TYPE_CHECKING:
 NUM_FIRST_TOKENS = 4  # first tokens in the default cache
 
 
+OPTIONS = {
+    'tokens': (positive_int, 'N', 'maximum number of tokens (default: 100)'),
+    'temperature': (non_negative_float, 'T', 'of sampling; 0 takes the most likely token (default: 1)'),
+    'top_k': (positive_int, 'K', 'sample only from the K most likely tokens, such as 40 (default: from all)'),
+    'seed': (non_negative_int, 'N', 'seed of sampling (default: 0)'),
+    'cache': (str, 'x+y', f'such as 4+60 (default: x of {NUM_FIRST_TOKENS}, and x + y of a training window minus 1)'),
+}
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     checkpoint_flags.add_arguments(parser)
     parser.add_argument('--prompt', required=True, metavar='TEXT', help="text to continue, such as 'import '")
-    parser.add_argument(
-        '--tokens', type=positive_int, default=100, metavar='N', help='maximum number of tokens (default: 100)'
-    )
-    parser.add_argument(
-        '--temperature',
-        type=non_negative_float,
-        default=1.0,
-        metavar='T',
-        help='temperature of sampling; 0 takes the most likely token each time (default: 1)',
-    )
-    parser.add_argument(
-        '--top_k',
-        type=positive_int,
-        metavar='K',
-        help='sample only from the K most likely tokens, such as 40 (default: from all)',
-    )
-    parser.add_argument('--seed', type=non_negative_int, default=0, metavar='N', help='seed of sampling (default: 0)')
-    parser.add_argument(
-        '--cache',
-        metavar='x+y',
-        help=f'cache of x first and y recent tokens, such as 4+60 (default: x of {NUM_FIRST_TOKENS}, and x + y of a '
-        'training window minus 1)',
-    )
+    add_options(parser, OPTIONS)
+    parser.set_defaults(tokens=100, temperature=1.0, seed=0)
 
 
 def run(args: argparse.Namespace, extra_args: list[str]) -> int:

@@ -23,8 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         '--cache',
         metavar='x+y,...',
-        help='caches of x first and y recent tokens, such as 0+1024,4+1020 (default: x of 0, 1, 2 and 4, and x + y '
-        'of half a training window)',
+        help='such as 0+1024,4+1020 (default: half a training window, x of 0, 1, 2 and 4)',
     )
     parser.add_argument('--json', action='store_true', help='print the result as JSON')
 
@@ -35,7 +34,11 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
     model = checkpoint_flags.load_checkpoint(args.run)
     cache_texts = list_default_caches(model.spec.data.length) if args.cache is None else args.cache.split(',')
     caches = [checkpoint_flags.parse_cache(cache_text, model.spec) for cache_text in cache_texts]
-    ids_T = checkpoint_flags.encode_text(model, read_text_file(args.text), args.bare)
+    try:
+        text = parse_path(args.text).read_bytes().decode()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f'--text={args.text} cannot be read as UTF-8 ({format_error(error)}); give a text') from error
+    ids_T = checkpoint_flags.encode_text(model, text, args.bare)
     published = model.run_dir.read_json('row').get('published', {})
     rows: list[dict] = []
     for cache in caches:
@@ -63,17 +66,6 @@ def list_default_caches(length: int) -> list[str]:
     """
     half = max(length // 2, 1)
     return [f'{first}+{half - first}' for first in FIRST_TOKEN_COUNTS if first < half]
-
-
-def read_text_file(file: str) -> str:
-    try:
-        return parse_path(file).read_bytes().decode()
-    except OSError as error:
-        raise UserError(
-            f'--text={file} cannot be read ({error.strerror or format_error(error)}); give a file'
-        ) from error
-    except UnicodeDecodeError as error:
-        raise UserError(f'--text={file} is not UTF-8 (byte {error.start}); give a text in UTF-8') from error
 
 
 def print_row(row: dict, title: str, is_first: bool) -> None:

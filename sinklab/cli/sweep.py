@@ -12,108 +12,85 @@ example:
 
 import argparse
 import json
+import re
 import shlex
 import signal
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from sinklab.cli import config_flags, layout_flags, report
-from sinklab.cli.flag_types import positive_int
+from sinklab.cli import config_flags, layout_flags, report, terminal
+from sinklab.cli.flag_types import add_options, format_options, positive_int
 from sinklab.cli.process_flags import format_command_line, get_program_argv
+from sinklab.cli.progress import SweepDisplay
 from sinklab.config.seed_list import SEEDS_HELP, parse_seeds
 from sinklab.config.spec import Spec
 from sinklab.errors import UserError, format_unknown_name, print_status
+from sinklab.report import summary_table, sweep_table
+from sinklab.report.runs import read_runs
 from sinklab.run_dir import RunDir
-from sinklab.storage.files import atomic_write, open_writable_folder
 from sinklab.storage.folder_lock import hold_folder
 from sinklab.storage.paths import parse_path
-from sinklab.sweep import plan
+from sinklab.sweep import plan, results
 from sinklab.sweep.plan import SweepRun
 from sinklab.sweep.run import run_sweep
 
-if TYPE_CHECKING:
-    from rich.text import Text
-
 LEFT_COLUMNS = 'row', 'end', 'claim', 'statement', 'source', 'verdict'
 WRAP_COLUMNS = 'end', 'statement', 'source', 'verdict'  # columns that are wrapped on a narrow terminal
+ROWS_OPTION = str, 'ROW,...', 'only these rows, such as softmax,sigmoid_apple; the first is the baseline'
+SEEDS_OPTION = str, 'N | SEED,...', f'{SEEDS_HELP} (default: %(default)s)'
+JOBS_OPTION = positive_int, 'N', 'train N runs at once, each on its share of the cores, such as 2 (default: 1)'
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        '--config',
-        required=True,
-        metavar='FILE',
-        help='config file with rows, such as configs/quickstart.py; sinklab rows lists them',
-    )
-    parser.add_argument(
-        '--rows',
-        metavar='ROW,...',
-        help='only these rows, in this order, such as softmax,sigmoid_apple; the first is the baseline',
+        '--config', required=True, metavar='FILE', help='config file with rows, such as configs/quickstart.py'
     )
     config_flags.add_size_argument(parser)
-    add_seeds_argument(parser, '1')
     parser.add_argument(
         '--workdir',
         required=True,
         metavar='DIR',
         help='folder for the run folders (ROW-SEED) and sweep.json, such as runs/sweep',
     )
-    add_jobs_argument(parser)
-    layout_flags.add_arguments(parser)
-    layout_flags.add_cache_argument(parser)
+    add_options(parser, {'rows': ROWS_OPTION})
+    add_sweep_options(parser)
+    parser.set_defaults(seeds='1')
     parser.add_argument('--report', action='store_true', help='also write DIR/report.html, a page with pictures')
     parser.add_argument('--json', action='store_true', help='print the table as JSON')
     parser.usage = '%(prog)s --config FILE [--rows ROW,...] --workdir DIR [--config.PATH=VALUE ...] [options]'
 
 
-def add_seeds_argument(parser: argparse.ArgumentParser, default: str) -> None:
-    parser.add_argument('--seeds', metavar='N | SEED,...', help=f'{SEEDS_HELP} (default: {default})')
-
-
-def add_jobs_argument(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        '--jobs',
-        type=positive_int,
-        default=1,
-        metavar='N',
-        help='train N runs at once, each on its share of the cores, such as 2 (default: 1)',
-    )
+def add_sweep_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that commands of many runs share."""
+    add_options(parser, {'seeds': SEEDS_OPTION, 'jobs': JOBS_OPTION, 'compiled': layout_flags.CACHE_OPTION})
+    layout_flags.add_arguments(parser)
+    parser.set_defaults(jobs=1)
 
 
 def run(args: argparse.Namespace, extra_args: list[str]) -> int:
     layout = layout_flags.parse_layout(args)
     module, rows = select_rows(args)
-    seeds = parse_seeds('1' if args.seeds is None else args.seeds)
+    seeds = parse_seeds(args.seeds)
     check_no_seed_overrides(extra_args)
 
     def load_row(row: str, seed: int) -> tuple[Spec, dict]:
         override_args = [*extra_args, *format_seed_flags(seed)]
         return config_flags.load_spec(f'{args.config}:{row}', override_args, args.size, module)
 
-    options = [f'--{name}={value}' for name in ('size', 'compiled') if (value := getattr(args, name))]
-    options = [*layout_flags.format_layout_flags(layout), *options, *extra_args]
+    def make_command(run: SweepRun) -> list[str]:
+        return make_train_command(f'{args.config}:{run.row}', run, options)
+
+    options = [*format_options(args, [*layout_flags.OPTIONS, 'size', 'compiled']), *extra_args]
     with hold_folder(RunDir(args.workdir).path) as check_owner:
         runs = plan.plan_runs(rows, seeds, args.workdir, load_row, layout)
         for run in runs[: len(rows)]:
             if changes := config_flags.describe_changes(module, run.spec, run.row_info['size']):
                 print_status(f'sinklab sweep: {run.row} {changes}')
         write_table(args, extra_args, runs)  # so that other commands find the runs
-        stop_signal = train_runs(
-            runs, lambda run: make_train_command(f'{args.config}:{run.row}', run, options), check_owner, args.jobs
-        )
+        with SweepDisplay() as display:
+            stop_signal = run_sweep(runs, make_command, display, check_owner, args.jobs)
         check_owner()
         print_summary(args, write_table(args, extra_args, runs), stop_signal)
     return report_failures('sweep', runs, stop_signal)
-
-
-def train_runs(
-    runs: list[SweepRun], make_command: Callable[[SweepRun], list[str]], check_owner: Callable[[], None], jobs: int
-) -> int | None:
-    """Train the pending runs in one progress display; return the signal that stopped them, or None."""
-    from sinklab.cli.progress import SweepDisplay
-
-    with SweepDisplay() as display:
-        return run_sweep(runs, make_command, display, check_owner, jobs)
 
 
 def check_no_seed_overrides(extra_args: list[str]) -> None:
@@ -165,30 +142,35 @@ def make_train_command(config_path: str, run: SweepRun, options: list[str]) -> l
 
 def write_table(args: argparse.Namespace, extra_args: list[str], runs: list[SweepRun]) -> list[dict]:
     """Write sweep.json, and return its rows."""
-    from sinklab.report import sweep_table
-
     overrides = dict(map(config_flags.parse_override, extra_args))
-    groups = []
+    row_results = []
     for name in dict.fromkeys(run.row for run in runs):
         row_runs = [run for run in runs if run.row == name]
-        groups.append(make_run_group(row_runs[0].row_info | dict(overrides=overrides), row_runs))
-    rows = sweep_table.make_sweep_table(groups)
-    sweep_dir = parse_path(args.workdir)
-    with open_writable_folder(sweep_dir), atomic_write(sweep_dir / 'sweep.json') as temp_path:
-        temp_path.write_text(format_json(rows) + '\n', encoding='utf-8')
+        done_runs = [run for run in row_runs if run.outcome == 'done']
+        row_results.append(
+            sweep_table.RowResult(
+                row_runs[0].row_info | dict(overrides=overrides),
+                outcomes={run.seed: run.outcome for run in row_runs},
+                reasons={run.seed: run.reason for run in row_runs if run.reason},
+                metrics_by_seed={run.seed: sweep_table.read_last_metrics(run.run_dir) for run in done_runs},
+            )
+        )
+    rows = sweep_table.make_sweep_table(row_results)
+    results.write_json(args.workdir, 'sweep.json', omit_spans(rows))
     return rows
 
 
-def format_json(rows: list[dict]) -> str:
-    saved_rows = [{name: value for name, value in row.items() if name != 'span'} for row in rows]
-    return json.dumps(saved_rows, indent=2, allow_nan=False)
+def omit_spans(rows: list[dict]) -> list[dict]:
+    """Return the rows as in sweep.json, without the spans, which are only printed."""
+    return [{name: value for name, value in row.items() if name != 'span'} for row in rows]
 
 
 def print_summary(args: argparse.Namespace, rows: list[dict], stop_signal: int | None) -> None:
     """Print the results of all runs, after writing report.html if it is requested."""
-    page_path = report.write_page(parse_path(args.workdir)) if args.report and not stop_signal else None
+    paths = report.list_sweep_runs(parse_path(args.workdir)) if args.report and not stop_signal else []
+    page_path = paths and report.write_report(parse_path(args.workdir), read_runs(list(map(str, paths))))
     if args.json:
-        print(format_json(rows))
+        print(json.dumps(omit_spans(rows), indent=2, allow_nan=False))
     elif not stop_signal:
         headings, lines = build_summary_table(rows)
         print_table_with_note(headings, lines, format_legend(headings, rows))
@@ -198,32 +180,17 @@ def print_summary(args: argparse.Namespace, rows: list[dict], stop_signal: int |
             print_status(f'For a report with plots: {shlex.join(["sinklab", "report", args.workdir])}')
 
 
-def make_run_group(row_info: dict, runs: list[SweepRun]) -> Any:
-    from sinklab.report.sweep_table import RowResult, read_last_metrics
-
-    return RowResult(
-        row_info,
-        outcomes={run.seed: run.outcome for run in runs},
-        reasons={run.seed: run.reason for run in runs if run.reason},
-        metrics_by_seed={run.seed: read_last_metrics(run.run_dir) for run in runs if run.outcome == 'done'},
-    )
-
-
 def build_summary_table(rows: list[dict]) -> tuple[list[str], list[list[str]]]:
     """Build headings and cells of the summary table, with a column `runs` only if a row has several runs."""
-    from sinklab.report import sweep_table
-
     headings, lines = sweep_table.format_table_cells(rows)
-    if any(len(row['seeds']) > 1 for row in rows):
-        return list(headings), lines
-    index = headings.index('runs')
-    return [*headings[:index], *headings[index + 1 :]], [[*line[:index], *line[index + 1 :]] for line in lines]
+    has_several_runs = any(len(row['seeds']) > 1 for row in rows)
+    columns = [column for column in zip(headings, *lines, strict=True) if column[0] != 'runs' or has_several_runs]
+    shown_headings, *shown_lines = map(list, zip(*columns, strict=True))
+    return shown_headings, shown_lines
 
 
 def format_legend(headings: list[str], rows: list[dict]) -> str:
     """Format the legend of the summary table: the meaning of its columns and cells."""
-    from sinklab.report import summary_table
-
     parts = [summary_table.format_legend(headings)]
     if any(list(row['seeds'].values()).count('done') > 1 for row in rows):
         parts.append('±: standard deviation over runs')
@@ -234,37 +201,9 @@ def format_legend(headings: list[str], rows: list[dict]) -> str:
 
 
 def print_table_with_note(headings: list[str], rows: list[list[str]], note: str = '') -> None:
-    """Print a table with the units on a second line of its headings, and a note below the table."""
-    from sinklab.cli import terminal
-
-    terminal.print_table(
-        terminal.make_console(width=200),
-        list(map(split_heading, headings)),
-        rows,
-        left_columns=LEFT_COLUMNS,
-        wrap_columns=WRAP_COLUMNS,
-    )
+    """Print a table with units or the last words of its headings on a second line, and a note below the table."""
+    headings = [re.sub(r' (?=- |\(|\S+$)', '\n', heading, count=1) for heading in headings]
+    console = terminal.make_console(width=200)
+    terminal.print_table(console, headings, rows, left_columns=LEFT_COLUMNS, wrap_columns=WRAP_COLUMNS)
     if note:
-        print_wrapped(note)
-
-
-def split_heading(heading: str) -> 'Text | str':
-    """Split a heading into two lines: before ' - ' (Sink_1 - softmax (%)), or else before the unit or last word."""
-    from sinklab.cli import terminal
-
-    name, separator, suffix = heading.partition(' - ')
-    if not separator:
-        name, separator, suffix = heading.rpartition(' (' if ' (' in heading else ' ')
-    return (
-        terminal.make_multiline_cell(name, f'{separator.strip()}{" " if separator == " - " else ""}{suffix}')
-        if name
-        else heading
-    )
-
-
-def print_wrapped(text: str) -> None:
-    """Print a text, wrapped between words on a terminal."""
-    from sinklab.cli import terminal
-
-    console = terminal.make_console()
-    console.print(text, soft_wrap=not console.is_terminal)
+        terminal.print_wrapped(note)

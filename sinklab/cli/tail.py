@@ -12,14 +12,13 @@ import argparse
 import contextlib
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from sinklab.cli import terminal
+from sinklab.cli.progress import REMOTE_POLL_SECONDS, ProgressDisplay, RunFollower
+from sinklab.cli.report import list_sweep_runs
 from sinklab.run_dir import RunDir, read_spec
 from sinklab.storage.folder_lock import is_held
 from sinklab.storage.paths import is_remote, make_absolute, parse_path
-
-if TYPE_CHECKING:
-    from sinklab.cli.progress import ProgressDisplay
 
 POLL_SECONDS = 1.0  # seconds between two polls
 
@@ -29,9 +28,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, extra_args: list[str]) -> int:
-    from sinklab.cli import terminal
-    from sinklab.cli.progress import ProgressDisplay
-
     folder = parse_path(args.run)
     if not is_sweep(folder):
         read_spec(RunDir(folder))  # raises if the folder holds no run
@@ -40,14 +36,11 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
     return 0
 
 
-def follow_runs(folder: Path, display: 'ProgressDisplay') -> None:
+def follow_runs(folder: Path, display: ProgressDisplay) -> None:
     """Show the runs of a folder, and how each has ended, until no process works on the folder.
 
     In a bucket nothing tells whether a sweep has been stopped: then the user ends it.
     """
-    from sinklab.cli.progress import REMOTE_POLL_SECONDS, ProgressCallback, RunFollower
-    from sinklab.cli.report import list_sweep_runs
-
     followers: dict[Path, RunFollower] = {}
     ended_paths: set[Path] = set()
     while True:
@@ -60,14 +53,14 @@ def follow_runs(folder: Path, display: 'ProgressDisplay') -> None:
             ended_paths.discard(path)  # a sweep may have started it again
             if path not in followers:
                 run_dir = RunDir(path)
-                spec = read_spec(RunDir(path))
+                spec = read_spec(run_dir)
                 row = run_dir.read_json('row')['row'] or make_absolute(path).name
                 name = row if path == folder else f'{row}, seed {spec.seed}'
-                followers[path] = RunFollower(run_dir, ProgressCallback(display, name, spec))
+                followers[path] = RunFollower(display, name, spec.optimizer.steps, run_dir)
             followers[path].poll()
             if is_ended:
                 ended_paths.add(path)
-                display.end(followers.pop(path).callback.key, describe_outcome(RunDir(path)))
+                display.end(followers.pop(path).key, describe_outcome(RunDir(path)))
         if is_over:
             return
         time.sleep(REMOTE_POLL_SECONDS if is_remote(folder) else POLL_SECONDS)

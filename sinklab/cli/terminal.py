@@ -3,12 +3,10 @@
 import os
 import sys
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from rich import console
 from rich.cells import cell_len
 from rich.table import Table
-from rich.text import Text
 
 COLUMN_GAP = 2  # cells between two columns
 MIN_TEXT_WIDTH = 8  # minimum width in cells of a column of text that is folded or wrapped
@@ -42,23 +40,18 @@ def is_live(console: Console) -> bool:
     return console.is_interactive and console.file.isatty()
 
 
-def make_cell(text: object, style: str = '') -> Text:
-    """Make a text without markup for a cell, a heading or a title of a table."""
-    return Text(str(text), style)
-
-
-def make_multiline_cell(*texts: str | None) -> Text:
-    """Make a cell with one line for each text that is not empty."""
-    return Text('\n'.join(filter(None, texts)))
+def print_wrapped(text: str) -> None:
+    """Print a text, wrapped between words on a terminal."""
+    console = make_console()
+    console.print(text, soft_wrap=not console.is_terminal)
 
 
 def print_table(
     console: Console,
-    headings: Sequence[object],
+    headings: Sequence[str],
     rows: Sequence[Sequence[object]],
-    left_columns: Iterable[object] = (),
-    wrap_columns: Iterable[object] = (),
-    **table_options: Any,
+    left_columns: Iterable[str] = (),
+    wrap_columns: Iterable[str] = (),
 ) -> None:
     """Print a table whose numbers are never truncated.
 
@@ -66,22 +59,18 @@ def print_table(
 
     Args:
         console: The console to print to.
-        headings: One for each column: a text, or a Text of rich. The first column holds names, which may be folded.
-        rows: The cells of each row: a text, or a Text of rich.
+        headings: One for each column. The first column holds names, which may be folded.
+        rows: The cells of each row.
         left_columns: Headings of the columns that are left-aligned, besides the first one.
         wrap_columns: Headings of the columns of text that are left-aligned and may be wrapped, besides the first one.
-        **table_options: Options of rich.table.Table, such as a title, for the first piece.
     """
-    wrap_columns = {str(headings[0]), *map(str, wrap_columns)}
-    left_columns = {*wrap_columns, *map(str, left_columns)}
-    columns = [
-        [cell if isinstance(cell, Text) else make_cell(cell) for cell in cells]
-        for cells in zip(headings, *rows, strict=True)
-    ]
-    pieces: list[list[list[Text]]] = []
+    wrap_columns = {headings[0], *wrap_columns}
+    left_columns = {*wrap_columns, *left_columns}
+    columns = [list(map(str, cells)) for cells in zip(headings, *rows, strict=True)]
+    pieces: list[list[list[str]]] = []
     for cells in columns:
-        width = COLUMN_GAP + max(cell_len(line) for cell in cells for line in cell.plain.split('\n'))
-        if str(cells[0]) in wrap_columns:
+        width = COLUMN_GAP + max(cell_len(line) for cell in cells for line in cell.split('\n'))
+        if cells[0] in wrap_columns:
             width = min(width, COLUMN_GAP + MIN_TEXT_WIDTH)
         if not pieces:
             first_width = used_width = width
@@ -92,11 +81,10 @@ def print_table(
         pieces[-1].append(cells)
         used_width += width
     for piece in pieces:
-        table = Table(box=None, **table_options)
-        table_options = {}
+        table = Table(box=None)
         for heading, *_ in piece:
-            justify = 'left' if str(heading) in left_columns else 'right'
-            table.add_column(heading, justify=justify, overflow='fold', no_wrap=str(heading) not in wrap_columns)
+            justify = 'left' if heading in left_columns else 'right'
+            table.add_column(heading, justify=justify, overflow='fold', no_wrap=heading not in wrap_columns)
         for row in zip(*(cells[1:] for cells in piece), strict=True):
             table.add_row(*row)
         console.print(table)

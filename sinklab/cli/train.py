@@ -13,37 +13,31 @@ example:
 """
 
 import argparse
-import contextlib
 import dataclasses
 import shlex
 import sys
 from typing import Any, get_args
 
 from sinklab.checkpoint import digests
-from sinklab.cli import config_flags, hf, layout_flags, process_flags
+from sinklab.cli import config_flags, hf, layout_flags, process_flags, terminal
+from sinklab.cli.flag_types import add_options
+from sinklab.cli.progress import MessageCallback, ProgressCallback, ProgressDisplay
 from sinklab.config.differences import flatten_dict
 from sinklab.config.spec import Layout, Spec, WarmStartTakes
 from sinklab.errors import UserError
 from sinklab.process_group import (
     ProcessGroup,
-    broadcast_from_primary,
     check_equal_on_all,
     join_processes,
     limit_shutdown,
     run_on_all_or_raise,
 )
+from sinklab.report import summary_table
 from sinklab.run_dir import MODEL_PREFIXES, RunDir, format_run_ref, parse_run_ref, read_spec
 from sinklab.storage.paths import join_path, make_absolute, resolve_path
+from sinklab.train.callbacks import Callback, TensorBoardCallback, WandbCallback, parse_profile_steps
 
-
-@dataclasses.dataclass(frozen=True)
-class WarmStartFlag:
-    """Parsed value of --from; `step` is None if no step is given."""
-
-    flag_text: str
-    takes: WarmStartTakes
-    run_dir: RunDir
-    step: int | None
+PROFILE_OPTION = str, 'STEP:COUNT', 'trace COUNT steps from STEP on into DIR/profile, for XProf, such as 100:5'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,8 +45,7 @@ class RunRequest:
     """Arguments of a run, parsed and checked by one process."""
 
     run_dir: RunDir
-    parent: WarmStartFlag | None
-    parent_step: int | None
+    parent: Any  # the WarmStart of --from; None without --from, or if the parent of an existing one is gone
     spec: Spec
     row: dict
     description: str | None
@@ -79,20 +72,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         '--workdir',
         required=True,
         metavar='DIR',
-        help='run folder: a new one, or that of a run to continue, such as runs/softmax',
+        help='folder of a new run or of one to continue, such as runs/softmax',
     )
     layout_flags.add_arguments(parser)
-    layout_flags.add_cache_argument(parser)
+    add_options(parser, {'compiled': layout_flags.CACHE_OPTION, 'profile': PROFILE_OPTION})
     parser.add_argument('--quiet', action='store_true', help='print only messages and errors')
     parser.add_argument(
         '--tensorboard', action='store_true', help='also write TensorBoard events into DIR/tensorboard'
     )
     parser.add_argument('--wandb', action='store_true', help='also write an offline run of Weights & Biases into DIR')
-    parser.add_argument(
-        '--profile',
-        metavar='STEP:COUNT',
-        help='trace COUNT steps from STEP on into DIR/profile, for XProf, such as 100:5',
-    )
     process_flags.add_arguments(parser)
     parser.usage = (
         '%(prog)s (--config FILE[:ROW] [--size SIZE] | --from [params:]RUN[@STEP]) --workdir DIR '
@@ -106,25 +94,14 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
     Raises:
         UserError: The arguments are invalid on any process, or differ between processes.
     """
-    from sinklab.cli import terminal
-    from sinklab.cli.progress import MessageCallback, ProgressCallback, ProgressDisplay
     from sinklab.train import loop
 
     group = join_processes(args.coordinator, args.processes, args.process, args.join_timeout)
     request = run_on_all_or_raise(group, lambda: prepare_run(args, extra_args, group))
     run_dir, row = request.run_dir, request.row
     check_equal_on_all(group, collect_shared_settings(request.spec, request.layout, request.parent))
-    parent_step = broadcast_from_primary(group, lambda: request.parent_step)
-    warm_start = run_on_all_or_raise(group, lambda: load_warm_start(request.parent, parent_step))
-    with contextlib.ExitStack() as stack:
-        callbacks: list = []
-        if group.process_index == 0 and args.quiet:
-            callbacks = [MessageCallback()]
-        elif group.process_index == 0:
-            display = stack.enter_context(ProgressDisplay(terminal.make_console(stderr=True)))
-            callbacks = [ProgressCallback(display, row['row'] or row['config'], request.spec, request.description)]
-        if callbacks:
-            callbacks += make_callbacks(args, run_dir)
+    with ProgressDisplay(terminal.make_console(stderr=True)) as display:
+        callbacks = make_callbacks(args, request, display) if group.process_index == 0 else []
         loop.train(
             request.spec,
             request.layout,
@@ -132,7 +109,7 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
             row,
             *callbacks,
             group=group,
-            parent=warm_start,
+            parent=request.parent,
             grace_seconds=args.grace,
             step_timeout=args.step_timeout,
             profile_steps=request.profile_steps,
@@ -154,7 +131,7 @@ def prepare_run(args: argparse.Namespace, extra_args: list[str], group: ProcessG
         UserError: An argument is invalid.
     """
     from sinklab.parallel import device_mesh
-    from sinklab.train.callbacks import parse_profile_steps
+    from sinklab.train.warm_start import WarmStart
 
     run_dir = RunDir(args.workdir)
     from_flag = args.from_flag
@@ -164,9 +141,12 @@ def prepare_run(args: argparse.Namespace, extra_args: list[str], group: ProcessG
                 f'--from={from_flag} works with one process only; give --from=params:DIR with a folder that all '
                 f'processes see, made by sinklab checkpoint import {shlex.quote(from_flag)} --out=DIR'
             )
-        from_flag = hf.resolve_from_flag(from_flag, run_dir)
-    parent = parse_from_flag(from_flag) if from_flag else None
-    parent_step = choose_step(parent, run_dir) if parent else None
+        from_flag = f'params:{hf.get_cached_import(from_flag)}@0'
+    parent = None
+    if from_flag:
+        takes, parent_dir, step = resolve_parent(from_flag, run_dir)
+        if parent_dir.has_run():
+            parent = WarmStart(parent_dir, step, read_spec(parent_dir), takes)
     spec, row, description = load_requested_spec(args, extra_args, run_dir, parent)
     layout = layout_flags.parse_layout(args)
     device_mesh.split_cpu_devices(layout, group.process_count)
@@ -175,7 +155,6 @@ def prepare_run(args: argparse.Namespace, extra_args: list[str], group: ProcessG
     return RunRequest(
         run_dir=run_dir,
         parent=parent,
-        parent_step=parent_step,
         spec=spec,
         row=row,
         description=description,
@@ -185,7 +164,7 @@ def prepare_run(args: argparse.Namespace, extra_args: list[str], group: ProcessG
 
 
 def load_requested_spec(
-    args: argparse.Namespace, extra_args: list[str], run_dir: RunDir, parent: WarmStartFlag | None
+    args: argparse.Namespace, extra_args: list[str], run_dir: RunDir, parent: Any
 ) -> tuple[Spec, dict, str | None]:
     """Load the requested spec, from a config file or from the parent run of a warm start.
 
@@ -200,7 +179,7 @@ def load_requested_spec(
         module = config_flags.load_config_module(file)
         spec, row = config_flags.load_spec(args.config, extra_args, args.size, module)
         return spec, row, config_flags.describe_changes(module, spec, row['size'])
-    if not parent:
+    if not args.from_flag:
         raise UserError(
             'neither --config nor --from is given; give --config=FILE[:ROW], such as configs/quickstart.py:softmax'
         )
@@ -208,14 +187,18 @@ def load_requested_spec(
         raise UserError(
             f'--size={args.size} is for a row of --config; remove it: a warm start keeps the size of its run'
         )
-    source_dir = parent.run_dir if parent.run_dir.has_run() else run_dir
+    source_dir = parent.run_dir if parent else run_dir
     return *config_flags.load_run_config(source_dir, make_absolute(run_dir.path).name, extra_args), None
 
 
-def parse_from_flag(from_flag: str) -> WarmStartFlag:
-    """Parse [TAKES:]RUN[@STEP].
+def resolve_parent(from_flag: str, child_dir: RunDir) -> tuple[Any, RunDir, int]:
+    """Resolve --from=[TAKES:]RUN[@STEP] to what is taken, the parent run, and the step of its checkpoint.
 
     A prefix before the first colon counts as TAKES only if it is a known value, because a path may contain a colon.
+    Without a step it is the newest one, or that in row.json of a warm start that exists already.
+
+    Raises:
+        UserError: The parent is no run, is the child itself, or lacks the step; or the child is another run.
     """
     takes, _, run = from_flag.partition(':')
     if takes not in filter(None, get_args(WarmStartTakes)):
@@ -223,70 +206,43 @@ def parse_from_flag(from_flag: str) -> WarmStartFlag:
         run = from_flag
     if not run:
         raise UserError(f'--from={from_flag} names no run; give {format_run_ref(f"--from={takes}", "RUN", "STEP")}')
-    return WarmStartFlag(from_flag, takes, *parse_run_ref(run))
-
-
-def choose_step(flag: WarmStartFlag, child_dir: RunDir) -> int:
-    """Choose the step of the parent checkpoint.
-
-    Returns:
-        For a warm start that exists already, the step in its row.json; otherwise the given step, or the newest step
-        if none is given.
-
-    Raises:
-        UserError: The parent is no run, is the child itself, or lacks the step; or the child is another run.
-    """
-    if resolve_path(flag.run_dir.path) == resolve_path(child_dir.path):
-        raise UserError(f'--from={flag.flag_text} is also the --workdir; give a new folder')
-    if child_dir.has_run():
-        return get_recorded_step(flag, child_dir)
-    return digests.select_checkpoint(flag.run_dir, flag.step)
-
-
-def get_recorded_step(flag: WarmStartFlag, child_dir: RunDir) -> int:
-    """Return the parent step that row.json of an existing warm start records.
-
-    Raises:
-        UserError: The run is no warm start, or a warm start of another checkpoint than --from names.
-    """
-    parent = child_dir.read_parent()
-    if not parent:
+    parent_dir, step = parse_run_ref(run)
+    if resolve_path(parent_dir.path) == resolve_path(child_dir.path):
+        raise UserError(f'--from={from_flag} is also the --workdir; give a new folder')
+    if not child_dir.has_run():
+        return takes, parent_dir, digests.select_checkpoint(parent_dir, step)
+    recorded = child_dir.read_parent()
+    if not recorded:
         raise UserError(
             f'{child_dir} contains a run that is no warm start; give a new folder, or remove --from to continue it'
         )
-    step = parent['step']
-    recorded = format_run_ref(parent.get('takes', ''), join_path(child_dir.path, parent['run']), step)
-    given_step = step if flag.step is None else flag.step
-    if format_run_ref(flag.takes, resolve_path(flag.run_dir.path), given_step) != recorded:
+    if step is None:
+        step = recorded['step']
+    recorded_ref = format_run_ref(
+        recorded.get('takes', ''), join_path(child_dir.path, recorded['run']), recorded['step']
+    )
+    if format_run_ref(takes, resolve_path(parent_dir.path), step) != recorded_ref:
         raise UserError(
-            f'{child_dir} contains a warm start of another checkpoint than --from={flag.flag_text}; give '
-            f'{shlex.quote(f"--from={recorded}")}, or a new folder'
+            f'{child_dir} contains a warm start of another checkpoint than --from={from_flag}; give '
+            f'{shlex.quote(f"--from={recorded_ref}")}, or a new folder'
         )
-    return step
+    return takes, parent_dir, step
 
 
-def load_warm_start(flag: WarmStartFlag | None, step: int | None) -> Any:
-    """Load the warm start of --from; None without --from, or if the parent of an existing warm start is gone."""
-    from sinklab.train.warm_start import WarmStart
-
-    if not flag or not flag.run_dir.has_run():
-        return None
-    return WarmStart(flag.run_dir, step, read_spec(flag.run_dir), flag.takes)
-
-
-def make_callbacks(args: argparse.Namespace, run_dir: RunDir) -> list:
-    """Make the requested callbacks of the training loop: TensorBoard, and Weights & Biases."""
-    from sinklab.train.callbacks import Callback, TensorBoardCallback, WandbCallback
-
-    callbacks: list[Callback] = []
+def make_callbacks(args: argparse.Namespace, request: RunRequest, display: ProgressDisplay) -> list[Callback]:
+    """Make the callbacks of the training loop: messages or progress, TensorBoard, Weights & Biases."""
+    callbacks: list[Callback] = [MessageCallback()]
+    if not args.quiet:
+        name = request.row['row'] or request.row['config']
+        callbacks = [ProgressCallback(display, name, request.spec.optimizer.steps, request.description)]
     if args.tensorboard:
-        callbacks.append(TensorBoardCallback(run_dir))
+        callbacks.append(TensorBoardCallback(request.run_dir))
     if args.wandb:
-        callbacks.append(WandbCallback(run_dir))
+        callbacks.append(WandbCallback(request.run_dir))
     return callbacks
 
 
-def collect_shared_settings(spec: Any, layout: Any, parent: WarmStartFlag | None) -> dict[str, Any]:
+def collect_shared_settings(spec: Any, layout: Any, parent: Any) -> dict[str, Any]:
     """Collect the settings that must be equal on all processes: versions, layout, config, and the step of --from.
 
     The path of a token store is left out, because it may differ between processes; the digest of the store is
@@ -303,16 +259,13 @@ def collect_shared_settings(spec: Any, layout: Any, parent: WarmStartFlag | None
 
 def print_results(run_dir: RunDir, row: dict, records: list[dict]) -> None:
     """Print the results of a finished run: a table with a line for each metric, and the next command."""
-    from sinklab.cli import terminal
-    from sinklab.report import summary_table
-
     name = row['row'] or row['config']
     console = terminal.make_console(width=100)
     headings, rows = summary_table.make_metric_table(records, row.get('published') or {})
     console.print(f'{name}: done, {records[-1]["step"]} steps in {records[-1]["seconds"]:.0f} s', soft_wrap=True)
     terminal.print_table(console, headings, rows, left_columns=['what it is'], wrap_columns=['what it is'])
     if published := summary_table.describe_published(row, headings):
-        console.print(published, soft_wrap=not console.is_terminal)
+        terminal.print_wrapped(published)
     emergence = summary_table.describe_emergence(records)
-    console.print(f'Sink_1 {emergence}; run: {run_dir}', soft_wrap=not console.is_terminal)
+    terminal.print_wrapped(f'Sink_1 {emergence}; run: {run_dir}')
     print(f'For a report with plots: {shlex.join(["sinklab", "report", str(run_dir)])}')

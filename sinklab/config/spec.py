@@ -57,13 +57,6 @@ BackendName = Literal['auto', 'dense', 'chunked', 'tpu', 'gpu', 'cudnn']
 GateName = Literal['none', 'elementwise', 'headwise', 'shared', 'value', 'value_state']
 DtypeName = Literal['bfloat16', 'float32']
 
-# {field of OptimizerConfig: {value of the field: other fields that only some values use}}. Fields of OptimizerConfig
-# that are not listed here are used with every value.
-HYPERPARAMETERS: dict[str, dict[str, tuple[str, ...]]] = {
-    'name': {'adamw': ('beta2', 'epsilon'), 'sgd': (), 'muon': ('beta2', 'epsilon')},
-    'schedule': {'constant': (), 'cosine': ('final_share',)},
-}
-
 # Fields that may change when a run resumes: no bit of a parameter depends on them. The last bits of the parameters do
 # depend on the other fields of `log` and on `probe.keys`, because the metrics of a step are compiled into the step.
 CHANGEABLE_PROBE_FIELDS = ('every_steps', 'sequences', 'length', 'inputs', 'domain', 'prepend')
@@ -294,13 +287,13 @@ class ModelConfig:
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerConfig:
-    name: Literal[*HYPERPARAMETERS['name']] = 'adamw'
+    name: Literal['adamw', 'sgd', 'muon'] = 'adamw'
     """Optimizer: AdamW, SGD with momentum, or Muon."""
     peak_learning_rate: PositiveFloat = 4e-4
     """Learning rate after the warm-up."""
     final_share: UnitInterval | None = None
     """Learning rate of the last step as a share of the peak, for schedule `cosine`; None for `constant`."""
-    schedule: Literal[*HYPERPARAMETERS['schedule']] = 'constant'
+    schedule: Literal['constant', 'cosine'] = 'constant'
     """Learning rate after the warm-up: constant, or a cosine that ends at `final_share`."""
     warmup_steps: NonNegativeInt = 100
     """Steps of linear warm-up from 0."""

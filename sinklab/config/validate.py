@@ -8,7 +8,6 @@ import msgspec
 
 from sinklab.config.differences import flatten_dict
 from sinklab.config.spec import (
-    HYPERPARAMETERS,
     NORMALIZERS_BY_SIMILARITY,
     AttentionConfig,
     CheckpointConfig,
@@ -25,13 +24,24 @@ from sinklab.errors import UserError, format_names, format_unknown_name, raise_e
 MIN_TRAINED_VOCABULARY = 258  # ids of two special tokens and 256 bytes
 MAX_TRAINED_VOCABULARY = 1 << 20  # ids that fit in memory
 MASS_INDEPENDENT_NORMALIZERS = ('none', 'count')  # normalizers that do not depend on the mass of a row
-# Fields that only text has a use for: fields of DataConfig, and fields of evaluations.
-TEXT_DATA_FIELDS = 'bos', 'loss', 'fixed_position', 'random_first', 'share', 'tokenizer', 'end_token', 'fixed_token'
-TEXT_EVALUATION_FIELDS = 'probe.prepend', 'probe.inputs', 'probe.domain', 'valid.domain'
-# The fields of RotaryConfig that each scaling uses.
-ROTARY_SCALING_FIELDS: dict[str, tuple[str, ...]] = {
-    'linear': ('factor',),
-    'llama3': ('factor', 'slow', 'fast', 'length'),
+# Fields that only text has a use for.
+TEXT_FIELDS = {
+    'data': ('bos', 'loss', 'fixed_position', 'random_first', 'share', 'tokenizer', 'end_token', 'fixed_token'),
+    'probe': ('prepend', 'inputs', 'domain'),
+    'valid': ('domain',),
+}
+LLAMA3_FIELDS = 'slow', 'fast', 'length'
+ROTARY_PATHS = 'model.rotary', 'model.global_layers.rotary'
+# {field: (another field, its values that need a number here)}; with other values it must be None.
+CONDITIONAL_NUMBERS: dict[str, tuple[str, tuple[str, ...]]] = {
+    'model.attention.power': ('model.attention.normalizer', ('p_norm',)),
+    'model.learned_kv.value_norm': ('model.learned_kv.value', ('first', 'uniform')),
+    **{f'{path}.factor': (f'{path}.scaling', ('linear', 'llama3')) for path in ROTARY_PATHS},
+    **{f'{path}.{name}': (f'{path}.scaling', ('llama3',)) for path in ROTARY_PATHS for name in LLAMA3_FIELDS},
+    'optimizer.beta2': ('optimizer.name', ('adamw', 'muon')),
+    'optimizer.epsilon': ('optimizer.name', ('adamw', 'muon')),
+    'optimizer.final_share': ('optimizer.schedule', ('cosine',)),
+    'data.triggers': ('data.task', ('backcopy',)),
 }
 NORMS_OF_OUTPUTS = ('sandwich', 'res_post')  # placements with a norm after the heads
 LEARNED_KV_VALUES = {'k': ('zero', 'first', 'uniform'), 'kv': ('learned',), 'v': ('learned',)}
@@ -83,14 +93,24 @@ def parse_value(path: str, value: Any, field_type: Any, from_text: bool = False)
 
 def find_errors(spec: Spec) -> Iterator[str]:
     """Yield error messages about fields that are valid alone but not together."""
+    yield from find_conditional_number_errors(spec)
     yield from find_attention_errors(spec.model.attention)
     yield from find_learned_kv_errors(spec.model)
     yield from find_model_errors(spec.model)
     yield from find_mask_errors(spec)
     yield from find_optimizer_errors(spec.optimizer)
-    yield from find_data_errors(spec.data, spec.model)
+    yield from find_data_errors(spec)
     yield from find_probe_errors(spec)
     yield from find_checkpoint_errors(spec.checkpoint)
+
+
+def find_conditional_number_errors(spec: Spec) -> Iterator[str]:
+    for path, (choice_path, choices) in CONDITIONAL_NUMBERS.items():
+        value = operator.attrgetter(path)(spec)
+        choice = operator.attrgetter(choice_path)(spec)
+        if (value is None) == (choice in choices):
+            given = f'config.{path} is {value} with {choice_path} {choice}'
+            yield f'{given}; it must be a number for {" and ".join(choices)}, and None for others'
 
 
 def find_attention_errors(attention: AttentionConfig) -> Iterator[str]:
@@ -106,8 +126,6 @@ def find_attention_errors(attention: AttentionConfig) -> Iterator[str]:
             f'{path} divides signed scores by their sum, which may be 0; make them positive with '
             f'{path}.feature_map=elu1, or use {path}.normalizer=clamped'
         )
-    if (normalizer == 'p_norm') != (attention.power is not None):
-        yield f'{path}.power is {attention.power} with normalizer {normalizer}; p_norm needs a power, others None'
     if attention.gamma > 0 or attention.zeta < 1:
         yield f'{path}.gamma and zeta are {attention.gamma} and {attention.zeta}; give at most 0, and at least 1'
     if (attention.gamma, attention.zeta) != (0, 1) and attention.gain != 1:
@@ -123,13 +141,9 @@ def find_learned_kv_errors(model: ModelConfig) -> Iterator[str]:
     kind, value = learned_kv.kind, learned_kv.value
     if kind in ('none', 'sink_token') and (learned_kv.shared or learned_kv.key_width):
         yield f'{path}.shared and key_width are not used by kind {kind}; omit them, or set kind to k, kv, v or logit'
-    if kind in LEARNED_KV_VALUES and value not in LEARNED_KV_VALUES[kind]:
-        yield f'{path}.value is {value}; kind {kind} allows: {", ".join(LEARNED_KV_VALUES[kind])}'
-    if kind not in LEARNED_KV_VALUES and value != 'learned':
-        yield f'{path}.value is {value}, which kind {kind} does not use; leave it at learned'
-    if (value in ('first', 'uniform')) != (learned_kv.value_norm is not None):
-        given = f'{path}.value_norm is {learned_kv.value_norm} with value {value}'
-        yield f'{given}; first and uniform need a number, others None'
+    values = LEARNED_KV_VALUES.get(kind, ('learned',))
+    if value not in values:
+        yield f'{path}.value is {value}; kind {kind} allows: {", ".join(values)}'
     if learned_kv.key_width and (kind not in ('k', 'kv') or learned_kv.key_width >= model.head_width):
         given = f'{path}.key_width is {learned_kv.key_width} with kind {kind}'
         yield f'{given}; k and kv use it, below config.model.head_width={model.head_width}; None: all dimensions'
@@ -168,11 +182,6 @@ def find_model_errors(model: ModelConfig) -> Iterator[str]:
 
 def find_rotary_errors(rotary: RotaryConfig, position: str, section: str) -> Iterator[str]:
     path = f'{section}.rotary'
-    for name in ROTARY_SCALING_FIELDS['llama3']:
-        scalings = [scaling for scaling, fields in ROTARY_SCALING_FIELDS.items() if name in fields]
-        if (getattr(rotary, name) is None) == (rotary.scaling in scalings):
-            given = f'{path}.{name} is {getattr(rotary, name)} with scaling {rotary.scaling}'
-            yield f'{given}; it must be a number for {" and ".join(scalings)}, and None for others'
     if rotary.scaling == 'llama3' and rotary.slow and rotary.fast and rotary.slow >= rotary.fast:
         yield f'{path}.slow and fast are {rotary.slow} and {rotary.fast}; slow must be less than fast'
     default = RotaryConfig()
@@ -233,21 +242,13 @@ def find_optimizer_errors(optimizer: OptimizerConfig) -> Iterator[str]:
     if optimizer.warmup_steps >= optimizer.steps:
         given = f'{path}.warmup_steps is {optimizer.warmup_steps}, but the run has {optimizer.steps} steps'
         yield f'{given}; lower it, or raise {path}.steps'
-    for choice_field, fields_by_choice in HYPERPARAMETERS.items():
-        choice = getattr(optimizer, choice_field)
-        for name in dict.fromkeys(name for names in fields_by_choice.values() for name in names):
-            value = getattr(optimizer, name)
-            users = [option for option in fields_by_choice if name in fields_by_choice[option]]
-            others = [option for option in fields_by_choice if option not in users]
-            if (value is None) == (choice in users):
-                given = f'{path}.{name} is {value} with {choice_field} {choice}'
-                yield f'{given}; it must be a number for {" and ".join(users)}, and None for {" and ".join(others)}'
 
 
-def find_data_errors(data: DataConfig, model: ModelConfig) -> Iterator[str]:
+def find_data_errors(spec: Spec) -> Iterator[str]:
+    data = spec.data
     path = 'config.data'
     if data.task == 'text':
-        yield from find_token_errors(data, model)
+        yield from find_token_errors(data, spec.model)
     for name in ('fixed_position', 'random_last'):
         position = getattr(data, name)
         if position and position > data.length:
@@ -260,15 +261,14 @@ def find_data_errors(data: DataConfig, model: ModelConfig) -> Iterator[str]:
     if first and last and data.fixed_position and first <= data.fixed_position <= last:
         given = f'{path}.fixed_position is {data.fixed_position}, among the random tokens ({first} to {last})'
         yield f'{given}; set one of them to None'
-    if (data.task == 'backcopy') != (data.triggers is not None):
-        yield f'{path}.triggers is {data.triggers} with task {data.task}; backcopy needs a number, text needs None'
-    if data.triggers and data.triggers > model.vocabulary - 2:
-        yield f'{path}.triggers is {data.triggers}; at most config.model.vocabulary - 2 = {model.vocabulary - 2}'
+    if data.triggers and data.triggers > spec.model.vocabulary - 2:
+        yield f'{path}.triggers is {data.triggers}; at most config.model.vocabulary - 2 = {spec.model.vocabulary - 2}'
     if data.task == 'backcopy':
-        for name in TEXT_DATA_FIELDS:
-            value, default = getattr(data, name), getattr(DataConfig(), name)
-            if value != default:
-                yield f'{path}.{name} is {value}, which backcopy does not use; leave it at {default}'
+        for section, names in TEXT_FIELDS.items():
+            for name in names:
+                value, default = (getattr(getattr(config, section), name) for config in (spec, Spec()))
+                if value != default:
+                    yield f'config.{section}.{name} is {value}, which backcopy does not use; leave it at {default}'
 
 
 def find_token_errors(data: DataConfig, model: ModelConfig) -> Iterator[str]:
@@ -310,11 +310,6 @@ def find_probe_errors(spec: Spec) -> Iterator[str]:
         yield f'{path}.prepend=eos ends a document before the text, which then does not see it; set it to bos'
     if probe.domain and probe.inputs != 'natural':
         yield f'{path}.domain is {probe.domain}, and {probe.inputs} inputs have no domain; set it to None'
-    for name in TEXT_EVALUATION_FIELDS:
-        get_field = operator.attrgetter(name)
-        value, default = get_field(spec), get_field(Spec())
-        if data.task != 'text' and value != default:
-            yield f'config.{name} is {value}, which {data.task} does not use; leave it at {default}'
 
 
 def find_checkpoint_errors(checkpoint: CheckpointConfig) -> Iterator[str]:

@@ -9,7 +9,6 @@ from sinklab.config.spec import Layout, Spec
 from sinklab.errors import UserError, format_names
 from sinklab.escape import quote_file_name
 from sinklab.run_dir import RunDir, check_run_dir
-from sinklab.storage.files import DamagedFileError, warn_once
 
 
 @dataclasses.dataclass
@@ -32,10 +31,7 @@ class SweepRun:
         try:
             check_run_dir(self.run_dir, self.spec)
             return self.run_dir.read_json('outcome')
-        except DamagedFileError as error:
-            warn_once(str(error))
-            return {}
-        except (OSError, ValueError):
+        except (OSError, UserError):
             return {}
 
 

@@ -130,7 +130,7 @@ def test_divergence_ends_all_processes_at_same_step(job_starter, tmp_path):
 
 DIFFERENCES = {
     'config': {'OPTIONS': ['--config.seed=1']},
-    'layout': {'OPTIONS': ['--remat']},
+    'layout': {'OPTIONS': ['--remat=full']},
     'attention': {'OPTIONS': ['--attention=dense']},
     'refusal': {'OPTIONS': ['--config.optimizer.stps=1']},
     'devices': {'JAX_NUM_CPU_DEVICES': '1'},
