@@ -6,8 +6,8 @@ import unittest.mock
 import jax
 import jax.numpy as jnp
 import numpy as np
-from conftest import OPERATIONS
 from jax.experimental import pallas as pl
+from tiny_specs import OPERATIONS
 
 from sinklab.attn import mask as masks
 from sinklab.attn import reference

@@ -14,6 +14,9 @@ import time
 import urllib.parse
 from collections.abc import Callable, Iterator
 
+import pytest
+from etils.epath import backend as epath_backend
+
 READY_SECONDS = 60.0  # until an emulator answers
 CONNECTION_BACKLOG = 1024  # pending connections; beyond the default of 5, each is retried after 1, 3, 7, 15 s
 
@@ -178,3 +181,20 @@ if __name__ == '__main__':
     import emulated_gcs
 
     emulated_gcs.serve(int(sys.argv[1]), CONNECTION_BACKLOG)
+
+
+@pytest.fixture(scope='session')
+def emulator() -> Iterator[Emulator]:
+    session_emulator = Emulator()
+    yield session_emulator
+    session_emulator.close()
+
+
+@pytest.fixture
+def bucket(emulator: Emulator, monkeypatch: pytest.MonkeyPatch) -> Bucket:
+    """Make a bucket, and set the environment variables by which all processes find it."""
+    new_bucket = emulator.make_bucket()
+    epath_backend.fsspec_backend._get_filesystem.cache_clear()  # it keeps the token of an earlier environment
+    for name, value in new_bucket.variables.items():
+        monkeypatch.setenv(name, value)
+    return new_bucket

@@ -1,7 +1,7 @@
 """Options of a model, combinations of options, and tokens for the tests of whole models."""
 
 import numpy as np
-from conftest import OPERATIONS, make_attention_config
+from tiny_specs import OPERATIONS, make_attention_config
 
 LENGTH = 12
 TOKENS = 1 + np.random.default_rng(0).permutation(299)[: 2 * LENGTH].reshape(2, LENGTH).astype(np.int32)

@@ -6,7 +6,7 @@ import random
 
 import numpy as np
 import pytest
-from conftest import make_tiny_spec
+from tiny_specs import make_tiny_spec
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from sinklab.data.batches import Windows

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from attention_cases import compute_reference_attention
-from conftest import OPERATIONS, make_attention_config
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny_specs import OPERATIONS, make_attention_config
 
 from sinklab.attn.mask import make_causal_mask, make_static_mask, resolve_mask
 from sinklab.config.spec import AttentionConfig, MaskConfig

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import OPERATIONS
+from tiny_specs import OPERATIONS
 
 import sinklab
 from sinklab.attn.operations import (

@@ -5,11 +5,11 @@ import hashlib
 
 import numpy as np
 import pytest
-from conftest import make_tiny_spec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from stores import BEGIN_TOKEN as FIXED_TOKEN
 from stores import END_TOKEN, TokenArray, make_windows
+from tiny_specs import make_tiny_spec
 
 from sinklab.data.batches import Windows, make_shuffled_batches
 from sinklab.data.run_data import PROBE_INPUTS, load_run_data, make_natural_probe, open_corpus
@@ -116,7 +116,7 @@ def test_random_tokens_depend_on_window_and_domain_and_not_on_share_or_epoch():
 
 
 @pytest.mark.slow
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(
     length=st.integers(1, 30),
     sizes=st.lists(st.integers(40, 900), min_size=1, max_size=3),
@@ -125,7 +125,7 @@ def test_random_tokens_depend_on_window_and_domain_and_not_on_share_or_epoch():
         [{}, dict(random_first=1, random_last=2), dict(fixed_position=1), dict(loss='assistant')]
     ),
     weighted=st.booleans(),
-    process_layout=st.sampled_from([(1, 4), (2, 3), (4, 2), (256, 1)]),
+    process_layout=st.sampled_from([(1, 4), (2, 3), (4, 2)]),
     seed=st.integers(0, 9),
     step=st.integers(0, 40),
 )
@@ -176,7 +176,7 @@ def test_order_digest_is_that_of_windows_that_are_read(weights):
 
 
 @pytest.mark.slow
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(st.floats(0.05, 0.95), st.integers(0, 3))
 def test_mixture_batches_follow_weights_and_count_epochs(share, seed):
     parts = [make_windows([TokenArray(1000 * number + np.zeros(17 * 40, int))]) for number in range(2)]

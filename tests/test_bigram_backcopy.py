@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from conftest import make_tiny_spec
+from tiny_specs import make_tiny_spec
 
 from sinklab.data import bigram_backcopy
 from sinklab.data.run_data import load_run_data

@@ -121,7 +121,9 @@ def test_denied_access_is_reported_in_one_line(bucket, bucket_path, capsys, comm
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
-@pytest.mark.parametrize(('status', 'kind'), [(403, 'refused'), (503, 'lost')])
+@pytest.mark.parametrize(
+    ('status', 'kind'), [pytest.param(403, 'refused', marks=pytest.mark.exhaustive), (503, 'lost')]
+)
 def test_failed_save_keeps_last_checkpoint_and_run_resumes(corpus, bucket, bucket_path, disk_path, status, kind):
     def refuse_checkpoint(method, path):
         return Answer(status=status) if method in ('POST', 'PUT') and '/checkpoints/8/' in path else None

@@ -1,6 +1,6 @@
 """Bounds of in-process caches."""
 
-from conftest import make_tiny_spec
+from tiny_specs import make_tiny_spec
 
 from sinklab.train import state
 

@@ -71,7 +71,7 @@ def test_callback_receives_begin_records_and_end_after_error(corpus, tmp_path):
     assert recorder.events == [('begin', 0), ('record', 0), ('record', 1), ('record', 2), 'end']
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_script_of_guide_prints_what_guide_says(tmp_path):
     guide_text = GUIDE.read_text(encoding='utf-8')
     (script,) = re.findall(r'^```python\n(.*?)^```', guide_text, re.MULTILINE | re.DOTALL)

@@ -2,8 +2,8 @@
 
 import jax.numpy as jnp
 import pytest
-from conftest import make_tiny_spec
 from tiny_runs import make_spec, train_run
+from tiny_specs import make_tiny_spec
 
 from sinklab.checkpoint import digests
 from sinklab.checkpoint.checkpointer import Checkpointer

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from conftest import make_tiny_spec
+from tiny_specs import make_tiny_spec
 
 from sinklab.cli.claims import EXTRA_METRICS, find_runs
 from sinklab.cli.main import main

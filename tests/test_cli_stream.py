@@ -6,8 +6,8 @@ import shutil
 import numpy as np
 import pytest
 import streaming_reference
-from conftest import make_tiny_spec
 from tiny_runs import make_spec
+from tiny_specs import make_tiny_spec
 
 from sinklab.checkpoint import checkpointer
 from sinklab.cli import sample, stream

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import choose_covering_cases, draw_params
 from flax import nnx
 from rows import ROWS
 from stores import write_chat
+from tiny_specs import choose_covering_cases, draw_params
 
 from sinklab.config.spec import Layout
 from sinklab.config.validate import parse_config
@@ -38,14 +38,15 @@ def list_choices(value, path=()):
 
 
 def list_attention_choices(name):
-    """Yield the optimizer of a row and its choices for attention, mask, learned_kv and probe.
+    """Yield the optimizer of a row, its similarity, its normalizer and its learned keys.
 
     Other parts of a model are trained in test_train_step.py and compared with a reference in test_model.py.
     """
     spec = SPECS[name]
     yield 'optimizer', spec.optimizer.name
-    for part in (spec.model.attention, spec.model.mask, spec.model.learned_kv, spec.probe):
-        yield from ((type(part), *choice) for choice in list_choices(part) if isinstance(choice[1], str))
+    yield 'similarity', spec.model.attention.similarity
+    yield 'normalizer', spec.model.attention.normalizer
+    yield 'learned_kv', spec.model.learned_kv.kind
 
 
 def list_causality_choices(name):

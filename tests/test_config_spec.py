@@ -4,7 +4,7 @@ import functools
 import operator
 
 import pytest
-from conftest import make_tiny_config, make_tiny_spec
+from tiny_specs import make_tiny_config, make_tiny_spec
 
 from sinklab.config.spec import Spec
 from sinklab.config.validate import parse_config

@@ -79,7 +79,7 @@ def test_train_splits_cpu_into_requested_devices(config_dir, tmp_path):
         assert record == pytest.approx(other_record, rel=1e-4, abs=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_validation_in_many_parts_does_not_hang_on_two_devices(config_dir, tmp_path):
     options = ['--size=smoke', '--config.optimizer.steps=2', '--config.valid.windows=120', '--micro_batch=2']
     completed = run_sinklab(

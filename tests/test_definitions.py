@@ -8,9 +8,9 @@ import formulas
 import jax
 import numpy as np
 import pytest
-from conftest import make_tiny_spec
 from flax import nnx
 from rows import PAPER_MODULES, ROWS, get_name
+from tiny_specs import make_tiny_spec
 
 from docs.reference import REASONS_NOT_COMPARED
 from sinklab.config.validate import parse_config

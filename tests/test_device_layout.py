@@ -2,7 +2,8 @@
 
 import jax
 import pytest
-from conftest import make_tiny_spec, make_unpatched_mesh
+from conftest import make_unpatched_mesh
+from tiny_specs import make_tiny_spec
 
 from sinklab.config.spec import Layout
 from sinklab.errors import UserError

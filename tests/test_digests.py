@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from checkpoint_damages import CHECKPOINT_DAMAGES, flip_bit, remove_digests, remove_file, swap_files, truncate_file
-from conftest import make_tiny_spec
 from thread_group import run_group
+from tiny_specs import make_tiny_spec
 
 from sinklab.checkpoint import digests
 from sinklab.checkpoint.checkpointer import Checkpointer, find_damage_on_all

@@ -4,8 +4,8 @@ import jax
 import numpy as np
 import optax
 import pytest
-from conftest import draw_params, make_tiny_spec
 from stores import write_chat
+from tiny_specs import draw_params, make_tiny_spec
 
 from sinklab.config.spec import Layout
 from sinklab.data.run_data import load_run_data

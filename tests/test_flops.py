@@ -6,8 +6,8 @@ import math
 import jax
 import jax.numpy as jnp
 import pytest
-from conftest import make_tiny_spec
 from flax import nnx
+from tiny_specs import make_tiny_spec
 
 from sinklab.model import flops
 from sinklab.model.transformer import Transformer

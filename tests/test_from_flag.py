@@ -5,7 +5,7 @@ import os
 import shutil
 
 import pytest
-from conftest import make_tiny_spec
+from tiny_specs import make_tiny_spec
 
 from sinklab.cli import train
 from sinklab.cli.main import main
@@ -22,7 +22,7 @@ def config(corpus, tmp_path_factory):
     path = tmp_path_factory.mktemp('config') / 'mine.py'
     path.write_text(
         f'import sys; sys.path.insert(0, {os.path.dirname(__file__)!r})\n'
-        'from conftest import make_tiny_config\n'
+        'from tiny_specs import make_tiny_config\n'
         'def get_config(row=None):\n'
         f'    return make_tiny_config(data__source={corpus!r}, checkpoint__every_steps=4)\n'
     )

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from attention_cases import interpret_pallas
-from conftest import draw_params, make_tiny_spec
 from flax import nnx
 from model_options import GEMMA3, TOKENS, make_model_changes
+from tiny_specs import draw_params, make_tiny_spec
 
 from sinklab.attn.backends import select_backend
 from sinklab.errors import UserError

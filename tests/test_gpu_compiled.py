@@ -65,11 +65,11 @@ def test_gpu_kernels_compile_without_score_matrix(absent_gpu, name, mask_name, w
 
 
 def make_operation_params():
-    """Yield every supported operation under two masks; mark all but a few as slow."""
+    """Yield every supported operation under two masks; mark all but a few as exhaustive."""
     fast_operations = [('exp', 'sum'), ('sigmoid', 'none'), ('sigmoid', 'p_norm')]
     for operation in (candidate for candidate in make_operations() if candidate[0] != 'softpick'):
         for spec_name in ('causal', 'alibi'):
-            marks = [] if operation in fast_operations and spec_name == 'causal' else [pytest.mark.slow]
+            marks = [] if operation in fast_operations and spec_name == 'causal' else [pytest.mark.exhaustive]
             yield pytest.param(operation, spec_name, marks=marks, id=f'{"/".join(operation)}-{spec_name}')
 
 

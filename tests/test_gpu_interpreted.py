@@ -15,8 +15,8 @@ from attention_cases import (
     draw_inputs,
     make_alibi_bias,
 )
-from conftest import make_attention_config
 from gpu_problems import LENGTH, REDUCTIONS, make_problem, solve_with_matrices
+from tiny_specs import make_attention_config
 
 from sinklab.attn import mask
 from sinklab.attn.pallas import gpu

@@ -33,7 +33,7 @@ def test_speed_part_measures_attention_and_steps(tmp_path):
     assert all(min(step['seconds']) > 0 and step['planned_bytes'] > 0 for step in steps.values())
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_kernels_part_measures_missing_cells(tmp_path):
     """The first command has no time, so that it measures nothing; the third one measures a cell that has failed."""
     assert run_plan('kernels', tmp_path, '--tiny', '--minutes=1e-9').returncode == 0

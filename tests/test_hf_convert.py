@@ -3,9 +3,9 @@
 import jax
 import numpy as np
 import pytest
-from conftest import make_case_params, make_tiny_spec
 from tiny_runs import load_parameters as load_leaves
 from tiny_runs import train_run
+from tiny_specs import make_case_params, make_tiny_spec
 
 from sinklab.checkpoint.checkpointer import restore_parameters
 from sinklab.cli.main import main

@@ -5,7 +5,7 @@ import json
 import shutil
 
 import pytest
-from conftest import make_tiny_spec
+from tiny_specs import make_tiny_spec
 from tokenizers import processors
 
 from sinklab.cli.main import main

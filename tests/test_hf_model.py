@@ -6,7 +6,7 @@ import numpy as np
 import open_models
 import pytest
 import threadpoolctl
-from conftest import make_case_params
+from tiny_specs import make_case_params
 
 pytest.importorskip('torch', reason='open models need torch, which has no wheel here')
 pytest.importorskip('transformers', reason='open models need transformers')

@@ -15,8 +15,8 @@ from attention_cases import (
     make_alibi_bias,
     make_attention_spec,
 )
-from conftest import make_attention_config
 from jax.sharding import AxisType
+from tiny_specs import make_attention_config
 
 from sinklab.attn import kernel_attention, reference
 from sinklab.attn import mask as masks

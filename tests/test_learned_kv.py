@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from attention_cases import make_attention_spec
-from conftest import make_attention_config, make_tiny_spec, replace_operation
 from flax import nnx
+from tiny_specs import make_attention_config, make_tiny_spec, replace_operation
 
 from sinklab.attn import reference
 from sinklab.attn.mask import make_causal_mask

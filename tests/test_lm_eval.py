@@ -6,7 +6,6 @@ import jax
 import numpy as np
 import pytest
 import reference
-from conftest import draw_params, make_tiny_spec
 from lm_eval_cases import (
     QUESTIONS,
     TEXTS,
@@ -15,6 +14,7 @@ from lm_eval_cases import (
     score_continuation,
     score_last_ids,
 )
+from tiny_specs import draw_params, make_tiny_spec
 
 pytest.importorskip('lm_eval')
 

@@ -10,7 +10,6 @@ import sys
 import jax
 import numpy as np
 import pytest
-from conftest import replace_operation
 from orbax.checkpoint import v1 as ocp
 from tiny_runs import (
     CrashError,
@@ -23,6 +22,7 @@ from tiny_runs import (
     read_outcome,
     train_run,
 )
+from tiny_specs import replace_operation
 
 from sinklab.attn.backends import BackendChoice
 from sinklab.cli.main import main
@@ -193,7 +193,7 @@ def test_resume_after_signal_completes_run(
     changes = dict(data__source=corpus, checkpoint__every_steps=4, probe__every_steps=3)
     script.write_text(
         f'import sys; sys.path.insert(0, {os.path.dirname(__file__)!r})\n'
-        'from conftest import make_tiny_config\n'
+        'from tiny_specs import make_tiny_config\n'
         f'def get_config(row=None):\n    return make_tiny_config(**{changes!r})\n'
     )
     command = [sys.executable, '-m', 'sinklab', 'train', f'--config={script}', f'--workdir={tmp_path}/run']

@@ -3,10 +3,10 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from conftest import make_tiny_spec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
+from tiny_specs import make_tiny_spec
 
 from sinklab.analysis import measure
 from sinklab.data.documents import Document

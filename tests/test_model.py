@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import reference
-from conftest import choose_covering_cases, draw_params, make_tiny_spec
 from flax import nnx
 from model_options import COMBINATIONS, LENGTH, OPTIONS, TOKENS, make_model_changes
+from tiny_specs import choose_covering_cases, draw_params, make_tiny_spec
 
 from sinklab.attn import backends
 from sinklab.attn import reference as attn_reference

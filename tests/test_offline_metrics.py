@@ -6,8 +6,8 @@ import formulas
 import jax
 import numpy as np
 import pytest
-from conftest import draw_params, make_tiny_spec, replace_operation
 from scipy import stats
+from tiny_specs import draw_params, make_tiny_spec, replace_operation
 
 from sinklab.metrics import (
     angles,

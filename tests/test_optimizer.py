@@ -3,8 +3,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from conftest import make_tiny_spec
 from flax import nnx
+from tiny_specs import make_tiny_spec
 
 from sinklab.train import state
 from sinklab.train.optimizer import make_muon_dimension_numbers, make_optimizer, make_schedule

@@ -5,9 +5,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import make_tiny_spec
 from flax import nnx
 from model_options import OPTIONS
+from tiny_specs import make_tiny_spec
 
 from sinklab.attn.spec import ScoreBias
 from sinklab.metrics.propositions import RELATIVE_POSITIONS

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import reference
 from attention_cases import make_attention_spec
-from conftest import draw_params, make_attention_config, make_tiny_spec
 from flax import nnx
 from model_options import COMBINATIONS, OPTIONS, TOKENS
+from tiny_specs import draw_params, make_attention_config, make_case_params, make_tiny_spec
 
 from sinklab.attn import chunked
 from sinklab.attn import mask as masks
@@ -139,7 +139,7 @@ def compile_gradient(spec):
     return jax.jit(jax.grad(compute_total, has_aux=True), compiler_options=COMPILER_OPTIONS)
 
 
-@pytest.mark.parametrize('name', CASE_NAMES)
+@pytest.mark.parametrize('name', make_case_params(CASE_NAMES, CASE_NAMES[::3]))
 def test_logits_and_gradients_match_reference_within_roundings(name):
     """Compare logits with NumPy float64, and gradients with float32, which test_model.py compares with NumPy."""
     float32_spec, bfloat16_spec = (

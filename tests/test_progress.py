@@ -5,7 +5,7 @@ import re
 import sys
 
 import pytest
-from conftest import make_tiny_spec
+from tiny_specs import make_tiny_spec
 
 from sinklab.cli import progress, terminal
 from sinklab.run_dir import RunDir

@@ -5,8 +5,8 @@ import math
 import jax
 import numpy as np
 import pytest
-from conftest import draw_params, make_tiny_spec, replace_operation
 from flax import nnx
+from tiny_specs import draw_params, make_tiny_spec, replace_operation
 
 from sinklab.metrics import sink
 from sinklab.metrics.propositions import PROPOSITIONS

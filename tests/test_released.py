@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import make_attention_config, make_case_params, make_tiny_spec
 from flax import nnx
+from tiny_specs import make_attention_config, make_case_params, make_tiny_spec
 
 from sinklab.attn import chunked
 from sinklab.metrics import sink

@@ -7,8 +7,8 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
-from conftest import make_tiny_spec
 from stores import encode_lines, get_source_error, make_recipe, make_sharded_store, make_texts, read_documents
+from tiny_specs import make_tiny_spec
 
 from sinklab.data.prepare import prepare_store
 from sinklab.data.run_data import load_run_data

@@ -4,8 +4,8 @@ import dataclasses
 import json
 
 import pytest
-from conftest import make_tiny_spec
 from tiny_runs import write_checkpoints
+from tiny_specs import make_tiny_spec
 
 from sinklab.config.spec import CHANGEABLE_FIELDS, Layout, Spec
 from sinklab.errors import UserError

@@ -4,9 +4,9 @@ import contextlib
 import signal
 
 import pytest
-from conftest import make_tiny_spec
 from jax.errors import JaxRuntimeError
 from tiny_runs import write_checkpoints
+from tiny_specs import make_tiny_spec
 
 from sinklab.cli import rows
 from sinklab.cli.main import main

@@ -2,7 +2,7 @@
 
 import jax
 import pytest
-from conftest import make_tiny_spec
+from tiny_specs import make_tiny_spec
 
 from sinklab.config.spec import Layout
 from sinklab.parallel import device_mesh
@@ -24,7 +24,7 @@ def test_train_step_has_as_many_operations_for_more_layers():
     assert counts[0] == counts[1]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ('name', 'values'), [('data__length', (256, 1024, 4096)), ('optimizer__batch_size', (4, 16, 64))]
 )

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from attention_cases import KERNEL_OPERATIONS, MASKS, interpret_pallas, make_alibi_bias, make_attention_spec
-from conftest import make_attention_config, make_tiny_spec
+from tiny_specs import make_attention_config, make_tiny_spec
 
 from sinklab.attn import (
     backends,

@@ -4,11 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from conftest import draw_params, make_tiny_spec, make_unpatched_mesh
+from conftest import make_unpatched_mesh
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax._src import test_util as jtu
 from jax.sharding import PartitionSpec
+from tiny_specs import draw_params, make_tiny_spec
 
 from benchmarks.hlo import HloProgram
 from sinklab.config.spec import Layout
@@ -125,7 +126,7 @@ def test_indivisible_validation_compiles_once_and_returns_mean(loss):
     np.testing.assert_allclose(metrics['valid/loss'], expected, rtol=1e-5)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_init_state_is_bitwise_equal_at_full_optimization():
     spec = make_tiny_spec()
     program = jax.jit(lambda: state.init_state(spec)).lower()

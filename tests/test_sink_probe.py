@@ -8,9 +8,9 @@ import jax
 import numpy as np
 import pytest
 import reference
-from conftest import draw_params, make_tiny_spec, replace_operation
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny_specs import draw_params, make_tiny_spec, replace_operation
 
 from sinklab.config.spec import Layout
 from sinklab.metrics import registry

@@ -5,7 +5,6 @@ import shutil
 
 import numpy as np
 import pytest
-from conftest import make_tiny_spec
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from stores import (
@@ -17,6 +16,7 @@ from stores import (
     write_mixture,
     write_source,
 )
+from tiny_specs import make_tiny_spec
 
 from sinklab.cli.main import main
 from sinklab.data import store as store_module

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import streaming_reference
-from conftest import draw_params, make_tiny_spec
 from flax import nnx
 from model_options import COMBINATIONS, GEMMA3, OPTIONS, SIGMOID, make_model_changes
+from tiny_specs import draw_params, make_tiny_spec
 
 from sinklab.attn import chunked
 from sinklab.errors import UserError

@@ -9,7 +9,7 @@ import sys
 import time
 
 import pytest
-from conftest import make_tiny_spec
+from tiny_specs import make_tiny_spec
 
 from sinklab.cli.config_flags import load_spec
 from sinklab.cli.main import build_parser, main

@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from conftest import make_tiny_spec
+from tiny_specs import make_tiny_spec
 
 from sinklab.cli import tail
 from sinklab.cli.main import main

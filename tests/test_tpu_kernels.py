@@ -5,8 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from attention_cases import compute_alibi_bias, make_attention_spec
-from conftest import make_attention_config, make_tiny_spec
 from jax.sharding import AxisType, Mesh, SingleDeviceSharding
+from tiny_specs import make_attention_config, make_tiny_spec
 
 from sinklab.attn import mask as masks
 from sinklab.attn.backends import BACKENDS

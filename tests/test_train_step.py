@@ -7,10 +7,10 @@ import itertools
 import jax
 import numpy as np
 import pytest
-from conftest import COVERING_OPERATIONS, OPERATIONS, make_tiny_spec, replace_operation
 from flax import nnx
 from jax.sharding import AbstractMesh, PartitionSpec
 from model_options import GEMMA3
+from tiny_specs import COVERING_OPERATIONS, OPERATIONS, make_tiny_spec, replace_operation
 
 from sinklab.config.spec import Layout
 from sinklab.errors import UserError
@@ -99,9 +99,13 @@ CASES += [
 OTHER_MODEL_OPERATIONS = [('sigmoid', 'none'), ('softpick', 'sum'), ('exp', 'plus_one'), ('elu1', 'p_norm')]
 OTHER_MODEL_OPERATIONS += [('relu', 'count'), ('identity', 'clamped')]
 assert {*OTHER_MODEL_OPERATIONS, ('exp', 'sum')} == {*COVERING_OPERATIONS}
-CASES += [
-    (replace_operation(make_tiny_spec(**changes), *pair) if pair else make_tiny_spec(**changes), SHARDED_LAYOUT)
+OTHER_SPECS = [
+    replace_operation(make_tiny_spec(**changes), *pair) if pair else make_tiny_spec(**changes)
     for changes, pair in itertools.zip_longest(OTHER_MODELS, OTHER_MODEL_OPERATIONS)
+]
+CASES += [
+    pytest.param(spec, SHARDED_LAYOUT, marks=() if index % 3 == 0 else pytest.mark.exhaustive)
+    for index, spec in enumerate(OTHER_SPECS)
 ]
 CASES += [
     pytest.param(make_tiny_spec(**changes), SHARDED_LAYOUT, marks=pytest.mark.exhaustive) for changes in OTHER_MODELS
@@ -230,7 +234,11 @@ def test_logical_to_mesh_axes_rejects_two_axes_on_one_mesh_axis():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ('columns', 'pair'),
-    [('none', ('exp', 'sum')), ('kv', ('sigmoid', 'none')), ('sink_token', ('exp', 'sum'))],
+    [
+        ('kv', ('sigmoid', 'none')),
+        pytest.param('none', ('exp', 'sum'), marks=pytest.mark.exhaustive),
+        pytest.param('sink_token', ('exp', 'sum'), marks=pytest.mark.exhaustive),
+    ],
 )
 def test_train_step_sink_metrics_match_attention_matrices(columns, pair):
     """Use micro-batches, and check that the state equals that of a step without these metrics."""

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from command_recorders import PROGRAM_NAMES, CommandRecorders
-from conftest import make_case_params
 from doc_pages import PROGRAMS
+from tiny_specs import make_case_params
 
 from docs.run_tutorial import (
     TutorialRunner,

@@ -8,8 +8,8 @@ import jax
 import numpy as np
 import pytest
 from checkpoint_damages import flip_bit
-from conftest import make_tiny_spec, replace_operation
 from tiny_runs import CrashError, CrashingCallback, assert_same_trees, drop_clock_metrics, restore_state
+from tiny_specs import make_tiny_spec, replace_operation
 
 from sinklab.config.spec import Layout
 from sinklab.data.run_data import load_run_data

@@ -5,7 +5,6 @@ import shutil
 
 import numpy as np
 import pytest
-from conftest import make_case_params, make_tiny_spec
 from stores import make_store, write_chat
 from tiny_runs import (
     CrashError,
@@ -15,6 +14,7 @@ from tiny_runs import (
     load_parameters,
     restore_state,
 )
+from tiny_specs import make_case_params, make_tiny_spec
 
 from sinklab.checkpoint.checkpointer import restore_parameters as restore_nested_parameters
 from sinklab.cli.config_flags import load_run_config, load_spec
@@ -112,7 +112,7 @@ def load_row_spec(file, row, store):
     return load_spec(f'configs/{file}.py:{row}', flags, 'smoke')[0]
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize('row', make_case_params(fine_tuning.ROWS, list(fine_tuning.ROWS)[-1:]))
 def test_fine_tuning_row_starts_with_parameters_of_same_scale_row(row, stores, tmp_path):
     scale_spec, spec = (
@@ -185,7 +185,7 @@ def test_fork_with_another_optimizer_takes_parameters_and_records_changes(spec, 
     assert parent['data'] == ['seed 0 -> 3']
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 def test_fork_accepts_changed_data_and_rejects_another_tokenizer(spec, parent_checkpoint, tmp_path):
     data_fingerprint, folder = load_run_data(spec).fingerprint, RunDir(tmp_path / 'tuned')
     assert warm_start.describe_parent(parent_checkpoint, spec, folder, dict(data_fingerprint, store='x'))['data'] == [

@@ -4,8 +4,8 @@ import json
 
 import jax
 import numpy as np
-from conftest import make_tiny_spec
 from orbax.checkpoint import v1 as ocp
+from tiny_specs import make_tiny_spec
 
 from sinklab.checkpoint import digests
 from sinklab.checkpoint.checkpointer import Checkpointer

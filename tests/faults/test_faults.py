@@ -10,7 +10,6 @@ import signal
 import time
 
 import pytest
-from conftest import make_case_params
 from job import (
     assert_same_runs,
     get_messages,
@@ -18,6 +17,7 @@ from job import (
     read_timeless_records,
 )
 from processes import wait_for_sigterm_handler
+from tiny_specs import make_case_params
 
 from sinklab.run_dir import RunDir
 
