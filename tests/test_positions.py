@@ -15,6 +15,8 @@ from sinklab.model.positions import (
     POSITIONS,
     compute_alibi_slopes,
     compute_buckets,
+    rotate_halves_by_product,
+    rotate_halves_by_slices,
 )
 
 POSITION_IDS = np.array([[0, 1, 2, 0, 1, 5, 150], [3, 3, 4, 90, 7, 0, 1]])  # of two sequences, in any order
@@ -34,6 +36,17 @@ def test_rotary_matches_complex_rotation_of_dimension_pairs(name):
     for b, h in np.ndindex(2, 3):
         expected = formulas.rotate(np.float64(x_BTHK[b, :, h]), POSITION_IDS[b], rotary)
         np.testing.assert_allclose(actual[b, :, h], expected, atol=1e-4)
+
+
+@pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
+def test_rotation_on_tpus_equals_that_on_other_devices(dtype):
+    x_BTHK = jnp.asarray(np.random.default_rng(0).normal(size=(2, 7, 3, 10)), dtype)
+    angle_BT1J = jnp.asarray(np.random.default_rng(1).uniform(-4, 4, (2, 7, 1, 5)), jnp.float32)
+    cos, sin = jnp.cos(angle_BT1J), jnp.sin(angle_BT1J)
+    # Without jit, no products and sums are contracted.
+    np.testing.assert_array_equal(
+        rotate_halves_by_product(x_BTHK, cos, sin), rotate_halves_by_slices(x_BTHK, cos, sin)
+    )
 
 
 @pytest.mark.parametrize('heads', [1, 2, 3, 4, 6, 8, 12, 16, 20])
