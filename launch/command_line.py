@@ -21,10 +21,14 @@ MakeStatements = Callable[[list[Job], argparse.Namespace], list[str]]
 
 
 def make_job_verb(description: str, *commands: str) -> MakeStatements:
-    """Make a verb with the same commands for each job, in which {name} stands for the name of the job."""
+    """Make a verb with the same commands for each job.
+
+    {name} stands for the name of the job, and {args_name} for that of the command line, which has all rows.
+    """
 
     def make_statements(jobs: list[Job], args: argparse.Namespace) -> list[str]:
-        return [command.format(name=job.name) for job in jobs for command in commands]
+        statements = [command.format(name=job.name, args_name=args.name) for job in jobs for command in commands]
+        return list(dict.fromkeys(statements))
 
     make_statements.__doc__ = description
     return make_statements

@@ -96,20 +96,20 @@ SCHEDULER = Scheduler(
     verbs=dict(
         submit=submit,
         status=make_job_verb(
-            'Print its place in the queue.', "squeue --me '--format=%i %T %r %M %l %R' --name={name}"
+            'Print its place in the queue.', "squeue --me '--format=%i %T %r %M %l %R' --name={args_name}"
         ),
         logs=print_logs,
         preempt=make_job_verb(
-            'Stop it as at its time limit: it saves and is requeued.', 'scancel --me --signal=TERM --name={name}'
+            'Stop it as at its time limit: it saves and is requeued.', 'scancel --me --signal=TERM --name={args_name}'
         ),
         resume=resume,
         # --batch signals the batch script only, which then does not requeue the job. --full would also signal srun,
         # which would kill the processes.
         stop=make_job_verb(
             'Stop it: it saves.',
-            'scancel --me --state=PENDING --name={name}',
-            'scancel --me --signal=TERM --batch --name={name}',
-            'scancel --me --signal=TERM --name={name}',
+            'scancel --me --state=PENDING --name={args_name}',
+            'scancel --me --signal=TERM --batch --name={args_name}',
+            'scancel --me --signal=TERM --name={args_name}',
         ),
     ),
 )

@@ -51,6 +51,10 @@ def open(model_ref: str, *, bos: str = 'auto', dtype: str | None = None) -> 'Ope
     return api.open(model_ref, bos=bos, dtype=dtype)
 
 
+def __dir__() -> list[str]:
+    return [*globals(), *LAZY_IMPORTS]
+
+
 def __getattr__(name: str) -> Any:
     if name not in LAZY_IMPORTS:
         raise AttributeError(f'module {__name__!r} has no attribute {name!r}')

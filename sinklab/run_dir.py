@@ -33,6 +33,7 @@ from sinklab.errors import UserError
 from sinklab.storage.files import (
     RESTORE_REMEDY,
     TEMPORARY_SUFFIX,
+    DamagedFileError,
     list_entries,
     open_writable_folder,
     read_json,
@@ -189,7 +190,13 @@ class RunDir:
         return self.read_json('environment', missing={})
 
     def read_parent(self) -> dict:
-        """Read the parent of a warm start from row.json; {} for any other run, and for a folder without a run."""
+        """Read the parent of a warm start from row.json; {} for any other run, and for a folder without a run.
+
+        Raises:
+            DamagedFileError: The folder holds a run without row.json.
+        """
+        if self.has_run() and not (self.path / 'row.json').exists():
+            raise DamagedFileError(f'{self.path}/row.json is missing; {RESTORE_REMEDY}')
         return self.read_json('row', missing={}).get('from') or {}
 
     def read_start_step(self) -> int:

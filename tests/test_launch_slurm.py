@@ -52,6 +52,8 @@ def test_sweep_is_job_array_with_one_run_per_element(recorders, capsys, tmp_path
         (call,) = recorders.pop_calls()
         assert call[:3] == ['srun', '--kill-on-bad-exit=0', '--wait=120']
         assert f'--workdir={tmp_path}/runs/pair/{run} ' in Path(call[-1]).read_text()
+    assert run_launcher('slurm', ['stop', *argv[1:]]) == 0
+    assert {call[-1] for call in recorders.pop_calls()} == {'--name=pair'}
 
 
 @pytest.mark.slow

@@ -47,6 +47,16 @@ def test_lines_after_resumed_step_are_dropped(empty_folder):
     assert records[4]['loss'] == 9.0
 
 
+def test_run_without_row_json_is_refused_instead_of_losing_its_parent(tmp_path):
+    folder = RunDir(tmp_path)
+    assert folder.read_parent() == {}
+    folder.initialize(make_tiny_spec(), {'from': dict(run='../parent', step=4)})
+    assert folder.read_parent()['step'] == 4
+    (tmp_path / 'row.json').unlink()
+    with pytest.raises(UserError, match=r'row\.json'):
+        folder.read_parent()
+
+
 def test_copy_of_metrics_is_uploaded_at_saves_and_at_end(bucket):
     folder = RunDir(f'{bucket.url}/run')
     writer = MetricsWriter(folder, 0)

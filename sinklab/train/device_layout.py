@@ -31,6 +31,10 @@ LESS_MEMORY_HINT = 'a smaller --micro_batch, or more devices'
 MIN_WIDTH_TO_SAVE_PRODUCTS = 256  # on a CPU, narrower models recompute products faster than they store their results
 
 
+class OutOfMemoryError(UserError):
+    """A program does not fit on a device."""
+
+
 def choose_layout(
     spec: Spec, layout: Layout, mesh: jax.sharding.Mesh, memory_bytes: float, absent_platform: str | None = None
 ) -> tuple[Layout, BackendChoice]:
@@ -135,7 +139,7 @@ def choose_remat_policy(
     if layout.remat != 'auto':
         return layout.remat
     for remat in REMAT_POLICIES:
-        with contextlib.suppress(UserError), translate_oom_errors(), jax.set_mesh(mesh):
+        with contextlib.suppress(OutOfMemoryError), translate_oom_errors(), jax.set_mesh(mesh):
             compiled_step = step.compile_train_step(spec, dataclasses.replace(layout, remat=remat), mesh, backend)
             if count_peak_bytes(compiled_step) <= USABLE_MEMORY_FRACTION * memory_bytes:
                 return remat
@@ -166,13 +170,13 @@ def get_default_remat_policy(width: int, platform: str) -> str:
 
 @contextlib.contextmanager
 def translate_oom_errors() -> Iterator[None]:
-    """Translate an out-of-memory error of a device into a UserError with options that need less memory."""
+    """Translate an out-of-memory error of a device into OutOfMemoryError, which says what needs less memory."""
     try:
         yield
     except jax.errors.JaxRuntimeError as error:
         if 'RESOURCE_EXHAUSTED' not in str(error) or not re.search('memory|allocat', str(error)):
             raise
-        raise UserError(
+        raise OutOfMemoryError(
             f'the run does not fit on a device ({format_error(error)}); give --remat=full, {LESS_MEMORY_HINT}'
         ) from error
 

@@ -92,7 +92,8 @@ def train(
         check_owner = stack.enter_context(hold_run_dir(run_dir, group, grace_seconds))
         broadcast_from_primary(group, lambda: check_run_dir(run_dir, spec))
         stack.enter_context(write_outcome(run_dir))
-        stack.enter_context(device_layout.translate_oom_errors())
+        startup = stack.enter_context(contextlib.ExitStack())  # up to the end of the first step
+        startup.enter_context(device_layout.translate_oom_errors())
 
         # Set up the layout, the attention backend, the data and the files of the run.
         warm_start.check_warm_start(parent, spec, run_dir, group)
@@ -161,11 +162,14 @@ def train(
             save_seconds = 60 * spec.checkpoint.every_minutes
             wants_save = is_primary and 0 < save_seconds < time.monotonic() - last_save_time
             own_request = max([*received_signals, SAVE_REQUEST if wants_save else 0])
-            if is_primary and step_num == profile_steps.start:
+            if is_primary and step_num == max(profile_steps.start, steps.start) and step_num in profile_steps:
                 jax.block_until_ready(train_state)
                 profiler.enter_context(trace_devices(run_dir, callbacks))
             with jax.profiler.StepTraceAnnotation('train', step_num=step_num):
                 train_state, step_metrics = run_step(train_state, next(batches), make_request_array(own_request))
+            if step_num == steps.start:
+                jax.block_until_ready(step_metrics)
+                startup.close()
             if is_primary and step_num == profile_steps.stop - 1:
                 jax.block_until_ready(train_state)
                 profiler.close()
