@@ -51,6 +51,12 @@ def load_changes(config_path, overrides, size):
     return changes, record
 
 
+def test_normalizer_that_stays_is_named_beside_another_similarity(config_file):
+    module = load_config_module(str(config_file))
+    spec, _ = load_spec(f'{config_file}:softmax', ['--config.model.attention.similarity=sigmoid'], 'smoke', module)
+    assert 'sigmoid, model.attention.normalizer stays sum' in describe_changes(module, spec, 'smoke')
+
+
 @pytest.mark.parametrize(
     ('row', 'size', 'changes'),
     [

@@ -80,12 +80,15 @@ def describe_changes(module: Any, spec: Spec, size: str | None) -> str | None:
     baseline = get_baseline(module, size)
     if baseline is None:
         return None
-    changes = [
-        f'{path} {format_value(baseline.get(path))} -> {format_value(value)}'
+    changes = {
+        path: f'{path} {format_value(baseline.get(path))} -> {format_value(value)}'
         for path, value in flatten_dict(dataclasses.asdict(spec)).items()
         if path not in ('seed', 'data.seed') and baseline.get(path) != value
-    ]
-    return f'at size {size}: {"; ".join(changes) or "equal to the baseline"}'
+    }
+    similarity, normalizer = 'model.attention.similarity', 'model.attention.normalizer'
+    if similarity in changes and normalizer not in changes:
+        changes[similarity] += f', {normalizer} stays {baseline[normalizer]}'
+    return f'at size {size}: {"; ".join(changes.values()) or "equal to the baseline"}'
 
 
 def format_value(value: Any) -> str:
