@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from stores import END_TOKEN, decode_documents, make_store, make_texts, write_chat, write_source
+from stores import END_TOKEN, decode_documents, make_store, make_texts, write_chat, write_mixture, write_source
 
 from sinklab.cli.main import main
+from sinklab.data import prepare
 from sinklab.data.held_out_split import compute_key_threshold, hash_document_name
 from sinklab.data.store import PREDICTED_SUFFIX, Store
 from sinklab.errors import UserError
@@ -97,6 +98,16 @@ def test_killed_prepare_resumes_from_finished_shards_to_identical_store(tmp_path
     assert all((folder / f'{name}.ids').stat().st_mtime_ns == when for name, when in previous_times.items())
     contents = [{path.name: path.read_bytes() for path in store.iterdir()} for store in (whole, folder)]
     assert contents[0] == contents[1]
+
+
+def test_domains_whose_shards_may_not_fit_into_memory_are_refused_in_one_line(tmp_path, monkeypatch):
+    domains = {name: dict(source=write_source(tmp_path / name, make_texts(20))) for name in ('a', 'b', 'c')}
+    source = write_mixture(tmp_path, domains)
+    monkeypatch.setattr(prepare, 'MAX_OPEN_BYTES', 4000)
+    with pytest.raises(UserError, match=r'over 2 domains .*1000 tokens.*--shard_tokens') as error_info:
+        make_store(tmp_path / 'large', source, shard_tokens=1000)
+    assert '\n' not in str(error_info.value)
+    assert len(make_store(tmp_path / 'small', source, shard_tokens=500).meta['domains']) == 3
 
 
 def test_rejected_source_leaves_no_files(tmp_path):
