@@ -17,7 +17,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from filelock import FileLock
 
 from sinklab.data import tokenizer
 from sinklab.data.documents import Document, Source
@@ -37,13 +36,13 @@ from sinklab.data.store import (
     SPLITS,
     TOKENIZER_FILE,
     Shard,
+    lock_folder,
 )
 from sinklab.errors import UserError, print_status
 from sinklab.storage.files import (
     TEMPORARY_SUFFIX,
     atomic_write,
     hash_file,
-    open_writable_folder,
     read_json,
     write_text,
 )
@@ -85,7 +84,7 @@ def prepare_store(recipe: Recipe, folder: Path) -> None:
     if is_remote(folder):
         raise UserError(f'{folder} is in a bucket; prepare the store on a disk, and copy it: gcloud storage cp -r')
     source = split_single_text(open_source(recipe.source), recipe.held_out)
-    with open_writable_folder(folder), FileLock(folder / LOCK_FILE):
+    with lock_folder(folder):
         plan = read_plan(folder, recipe, source) or write_plan(folder, recipe, source)
         if (folder / META_FILE).exists():
             return
