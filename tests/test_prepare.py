@@ -5,17 +5,20 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import numpy as np
 import pytest
+from filelock import FileLock
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from stores import END_TOKEN, decode_documents, make_store, make_texts, write_chat, write_source
+from stores import END_TOKEN, decode_documents, make_store, make_texts, write_chat, write_mixture, write_source
 
 from sinklab.cli.main import main
+from sinklab.data import prepare
 from sinklab.data.held_out_split import compute_key_threshold, hash_document_name
-from sinklab.data.store import PREDICTED_SUFFIX, Store
+from sinklab.data.store import LOCK_FILE, PREDICTED_SUFFIX, Store
 from sinklab.errors import UserError
 
 
@@ -99,11 +102,40 @@ def test_killed_prepare_resumes_from_finished_shards_to_identical_store(tmp_path
     assert contents[0] == contents[1]
 
 
+def test_domains_whose_shards_may_not_fit_into_memory_are_refused_in_one_line(tmp_path, monkeypatch):
+    domains = {name: dict(source=write_source(tmp_path / name, make_texts(20))) for name in ('a', 'b', 'c')}
+    source = write_mixture(tmp_path, domains)
+    monkeypatch.setattr(prepare, 'MAX_OPEN_BYTES', 4000)
+    with pytest.raises(UserError, match=r'over 2 domains .*1000 tokens.*--shard_tokens') as error_info:
+        make_store(tmp_path / 'large', source, shard_tokens=1000)
+    assert '\n' not in str(error_info.value)
+    assert len(make_store(tmp_path / 'small', source, shard_tokens=500).meta['domains']) == 3
+
+
 def test_rejected_source_leaves_no_files(tmp_path):
     for source in (f'text:{tmp_path}/none', 'web:x'):
         with pytest.raises(UserError):
             make_store(tmp_path / 'store', source)
+    with pytest.raises(UserError, match='none'):
+        make_store(tmp_path / 'store', 'stdlib', tokenizer=f'{tmp_path}/none')
     assert list(tmp_path.iterdir()) == []
+
+
+def test_prepare_prints_a_line_before_it_waits_for_another_process(tmp_path, capsys):
+    source = write_source(tmp_path / 'a.jsonl', make_texts(20))
+    (tmp_path / 'store').mkdir()
+    thread = threading.Thread(target=make_store, args=(tmp_path / 'store', source))
+    output = ''
+    with FileLock(tmp_path / 'store' / LOCK_FILE):
+        thread.start()
+        while 'waiting' not in output:
+            assert thread.is_alive()
+            time.sleep(0.01)
+            output += capsys.readouterr().err
+    thread.join()
+    [line] = output.splitlines()
+    assert f'{tmp_path}/store' in line
+    assert Store(tmp_path / 'store').meta['domains']
 
 
 def test_folder_with_other_content_is_refused(tmp_path):
@@ -112,7 +144,7 @@ def test_folder_with_other_content_is_refused(tmp_path):
     (tmp_path / 'mine' / 'file').write_text('precious')
     with pytest.raises(UserError, match='file'):
         make_store(tmp_path / 'mine', source)
-    assert (tmp_path / 'mine' / 'file').read_text() == 'precious'
+    assert [path.read_text() for path in (tmp_path / 'mine').iterdir()] == ['precious']
     digest = make_store(tmp_path / 'store', source).digest
     assert make_store(tmp_path / 'store', source).digest == digest
     with pytest.raises(UserError, match='held_out'):

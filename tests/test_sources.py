@@ -144,6 +144,7 @@ def test_damaged_file_is_refused_by_name(tmp_path, name):
     [
         ('text:/nowhere/*.txt', 'text:/nowhere/*.txt'),
         ('txt:a', 'text:GLOB'),
+        ('text:{}/caf\udce9.txt', r'caf\udce9.txt'),
         ('stdlib:x', ':x'),
         ('text:{}/*', 'b.pdf'),
         ('text:{}/a.parquet#field=body', "'body'"),

@@ -152,6 +152,7 @@ def test_sweep_skips_completed_and_diverged_runs(table, finished_sweep, tmp_path
     assert process.stderr.count('done before') == 2
     assert process.stderr.count('diverged before') == 1
     assert 'diverged 1/1, published: fails' in process.stdout
+    assert 'Sink_1 is ' in process.stdout
 
 
 def test_sweep_rejects_folder_of_other_run_and_leaves_it_unchanged(capsys, table, tmp_path):

@@ -65,6 +65,18 @@ def test_difference_uses_common_seeds_and_has_interval_of_five():
     assert difference['interval'] == compute_mean_interval(list(np.subtract(values[1], values[0])))
 
 
+def test_headline_has_the_mean_of_each_row_or_the_lowest_and_the_highest():
+    def make_rows(count):
+        results = [make_row_result(f'row_{index}', sink_1=(10.0 * index, 10.0 * index + 2)) for index in range(count)]
+        return sweep_table.make_sweep_table(results)
+
+    assert sweep_table.format_headline(make_rows(2)) == 'Sink_1 is 1.0 % for row_0 (n = 2), 11.0 % for row_1 (n = 2).'
+    assert sweep_table.format_headline(make_rows(7)) == (
+        'Sink_1 is from 1.0 % for row_0 (n = 2) to 61.0 % for row_6 (n = 2).'
+    )
+    assert '%' not in sweep_table.format_headline([])
+
+
 def test_cells_combine_measured_and_published_values():
     first = make_row_result('plain', {'sink/1': 18.18, 'valid/loss': 3.7}, sink_1=[10.0, 20.0], valid_loss=[3.0, 3.5])
     published = {'sink/2': 69.03, 'not measured here': 5}

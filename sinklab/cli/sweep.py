@@ -174,6 +174,7 @@ def print_summary(args: argparse.Namespace, rows: list[dict], stop_signal: int |
     elif not stop_signal:
         headings, lines = build_summary_table(rows)
         print_table_with_note(headings, lines, format_legend(headings, rows))
+        print(sweep_table.format_headline(rows))
         if page_path:
             print(f'page: {page_path}')
         else:

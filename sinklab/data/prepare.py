@@ -4,6 +4,7 @@ recipe.json               the settings, which all attempts share
 SPLIT-DOMAIN-NUMBER.json  record of a finished shard, until meta.json contains it
 """
 
+import array
 import collections
 import contextlib
 import dataclasses
@@ -16,7 +17,6 @@ from typing import Any
 
 import msgspec
 import numpy as np
-from filelock import FileLock
 
 from sinklab.data import tokenizer
 from sinklab.data.documents import Document, Source
@@ -36,19 +36,20 @@ from sinklab.data.store import (
     SPLITS,
     TOKENIZER_FILE,
     Shard,
+    lock_folder,
 )
 from sinklab.errors import UserError, print_status
 from sinklab.storage.files import (
     TEMPORARY_SUFFIX,
     atomic_write,
     hash_file,
-    open_writable_folder,
     read_json,
     write_text,
 )
 from sinklab.storage.paths import is_remote
 
 TASK_CHARS = 1 << 21  # characters that are tokenized at once, in parallel
+MAX_OPEN_BYTES = 1 << 33  # ids and masks of the open shards of one split, which are in memory
 PROGRESS_SECONDS = 10.0  # seconds between two progress lines
 PROBE_SEQUENCES, PROBE_LENGTH = 128, 2048  # size of the random and repeated probe sequences
 EncodedParts = list[tuple[np.ndarray, bool]]  # ids, and whether they are in the loss
@@ -83,7 +84,7 @@ def prepare_store(recipe: Recipe, folder: Path) -> None:
     if is_remote(folder):
         raise UserError(f'{folder} is in a bucket; prepare the store on a disk, and copy it: gcloud storage cp -r')
     source = split_single_text(open_source(recipe.source), recipe.held_out)
-    with open_writable_folder(folder), FileLock(folder / LOCK_FILE):
+    with lock_folder(folder):
         plan = read_plan(folder, recipe, source) or write_plan(folder, recipe, source)
         if (folder / META_FILE).exists():
             return
@@ -182,45 +183,47 @@ class ShardWriter:
         return is_finished
 
     def begin_shard(self) -> None:
-        self.documents: list[tuple[int, int]] = []  # start and key
-        self.ids: list[np.ndarray] = []
-        self.predicted: list[np.ndarray] = []
-        self.tokens = self.bytes = 0
+        self.documents = array.array('Q')  # start and key of each
+        self.ids = bytearray()
+        self.predicted = bytearray()  # empty unless the text is masked
+        self.tokens = self.bytes = self.largest_id = 0
         self.hasher = hashlib.sha256()
 
     def begin_document(self, document: Document) -> None:
         content = document.text.encode()
-        self.documents.append((self.tokens, hash_document_name(document.name)))
+        self.documents.extend((self.tokens, hash_document_name(document.name)))
         self.hasher.update(hashlib.sha256(document.name.encode() + b'\n' + content).digest())
         self.bytes += len(content)
 
     def add(self, ids: np.ndarray, predicted: bool) -> None:
-        self.ids.append(ids)
-        self.predicted.append(np.full(len(ids), predicted, np.uint8))
+        self.ids += ids.tobytes()
+        if self.masked:
+            self.predicted += bytes([predicted]) * len(ids)
         self.tokens += len(ids)
+        self.largest_id = max(self.largest_id, int(ids.max(initial=0)))
 
     def finish_shard(self) -> None:
         """Write the files and then the record of the shard in memory, if it has documents."""
         if not self.documents:
             return
-        ids = np.concatenate(self.ids)
-        arrays = {IDS_SUFFIX: ids}
+        documents = np.array(self.documents, '<u8').view(DOCUMENT_DTYPE)
+        contents: dict[str, bytes | bytearray] = {IDS_SUFFIX: self.ids}
         if self.masked:
-            arrays[PREDICTED_SUFFIX] = np.concatenate(self.predicted)
-        arrays[DOCUMENTS_SUFFIX] = np.array(self.documents, DOCUMENT_DTYPE)
-        for suffix, values in arrays.items():
+            contents[PREDICTED_SUFFIX] = self.predicted
+        contents[DOCUMENTS_SUFFIX] = documents.tobytes()
+        for suffix, content in contents.items():
             with atomic_write(self.get_path(suffix)) as temporary_path:
-                values.tofile(temporary_path)
+                temporary_path.write_bytes(content)
         shard = Shard(
             name=self.get_path(IDS_SUFFIX).stem,
             split=self.split,
             domain=self.domain,
             tokens=self.tokens,
-            documents=len(self.documents),
+            documents=len(documents),
             bytes=self.bytes,
-            largest_id=int(ids.max()),
+            largest_id=self.largest_id,
             documents_sha256=self.hasher.hexdigest(),
-            sha256={suffix: hash_file(self.get_path(suffix)) for suffix in arrays},
+            sha256={suffix: hash_file(self.get_path(suffix)) for suffix in contents},
         )
         write_text(self.get_path('json'), json.dumps(msgspec.to_builtins(shard)))
         self.shards.append(shard)
@@ -235,6 +238,8 @@ class StoreBuilder:
         self.tokenizer = tokenizer.load_tokenizer(folder / TOKENIZER_FILE)
         self.vocabulary = tokenizer.get_vocabulary_size(self.tokenizer)
         self.dtype = tokenizer.choose_ids_dtype(self.vocabulary)
+        shard_bytes = recipe.shard_tokens * (self.dtype.itemsize + source.masked)
+        self.max_domains = max(1, MAX_OPEN_BYTES // shard_bytes)
         self.writers: dict[tuple[str, str], ShardWriter] = {}
         self.dropped: collections.Counter[str] = collections.Counter()
         self.num_read = self.num_tokens = 0  # pieces of the source, and their ids
@@ -297,7 +302,14 @@ class StoreBuilder:
         domain = document.domain
         split = 'held_out' if hash_document_name(document.name) < self.limit else 'train'
         if (split, domain) not in self.writers:
-            number = list(dict.fromkeys([*(name for _, name in self.writers), domain])).index(domain)
+            domains = list(dict.fromkeys([*(name for _, name in self.writers), domain]))
+            if len(domains) > self.max_domains:
+                raise UserError(
+                    f'{self.recipe.source} has over {self.max_domains} domains ({", ".join(domains[:3])}, ...), '
+                    f'whose shards of {self.recipe.shard_tokens} tokens may not fit into memory; '
+                    'name another field, or prepare the store with a smaller --shard_tokens'
+                )
+            number = domains.index(domain)
             self.writers[split, domain] = ShardWriter(self.folder, split, domain, number, self.source.masked)
         return self.writers[split, domain]
 

@@ -174,8 +174,10 @@ def open_source(source_name: str) -> Source:
             function (name, what follows the colon) -> Source and add it there.
 
     Raises:
-        UserError: The kind is unknown, or no file matches.
+        UserError: The kind is unknown, the name is not UTF-8, or no file matches.
     """
+    if any('\ud800' <= character <= '\udfff' for character in source_name):
+        raise UserError(f'{source_name!r} is not UTF-8; rename the file or folder, or give a pattern that matches it')
     openers = {form.partition(':')[0]: opener for form, opener in SOURCES.items()}
     kind, _, argument = source_name.partition(':')
     if kind not in openers:

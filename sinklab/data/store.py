@@ -7,19 +7,22 @@ meta.json                     settings, counts and digests; it marks the store a
 """
 
 import bisect
+import contextlib
 import functools
 import itertools
+import math
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal, TypedDict
 
 import msgspec
 import numpy as np
-from filelock import FileLock
 
 from sinklab.data.tokenizer import Tokenizer, load_tokenizer, read_tokenizer_json
 from sinklab.errors import UserError, format_error, format_unknown_name, print_status
-from sinklab.storage.files import hash_file, open_writable_folder, read_json, write_text
+from sinklab.storage.files import hash_file, list_entries, open_writable_folder, read_json, write_text
+from sinklab.storage.folder_lock import lock_file
 from sinklab.storage.paths import get_cache_dir, get_file_system, is_remote, parse_path
 
 FORMAT_VERSION = 3  # of all files of a store
@@ -226,6 +229,24 @@ def read_meta(folder: Path) -> tuple[dict, list[Shard]]:
     return meta, msgspec.convert(meta['shards'], list[Shard])
 
 
+@contextlib.contextmanager
+def lock_folder(folder: Path) -> Iterator[None]:
+    """Create a folder if it is missing, and hold its lock, after waiting for other processes that hold it.
+
+    After an error, the lock file is deleted, and the folder if it is empty, unless something was written there.
+    """
+    with open_writable_folder(folder), lock_file(folder / LOCK_FILE, math.inf):
+        entries = list_entries(folder)
+        try:
+            yield
+        except BaseException:
+            if list_entries(folder) == entries:
+                with contextlib.suppress(OSError):
+                    (folder / LOCK_FILE).unlink()
+                    folder.rmdir()
+            raise
+
+
 def list_digests(meta: dict, shards: list[Shard]) -> dict[str, str]:
     """Return the digests of the tokenizer, of the probe sequences and of shards, by file name."""
     digests = {TOKENIZER_FILE: meta['tokenizer'], PROBE_FILE: meta['probe']}
@@ -243,7 +264,7 @@ def copy_store(source: Path) -> Path:
     meta, shards = read_meta(source)
     folder = get_cache_dir() / 'stores' / meta['digest']
     digests = list_digests(meta, shards)
-    with open_writable_folder(folder), FileLock(folder / LOCK_FILE):
+    with lock_folder(folder):
         if (folder / META_FILE).exists():
             return folder
         num_bytes = sum(shard.tokens for shard in shards) * np.dtype(meta['dtype']).itemsize

@@ -12,7 +12,6 @@ from sinklab.errors import UserError, format_unknown_name
 from sinklab.metrics import registry
 from sinklab.metrics.metric import format_fixed
 from sinklab.report.statistics import (
-    INTERVAL_DESCRIPTION,
     LOOK_SEEDS,
     MAX_SEEDS,
     MIN_SAMPLES,
@@ -36,7 +35,6 @@ VERDICTS = (
 FAILS_METRIC = 'fails'  # 0 or 1
 # Metrics outside the metric registry.
 UNIT_OF_METRIC = {LOSS_METRIC: registry.VALID_LOSS.unit, FAILS_METRIC: 'share', EMERGENCE_METRIC: 'steps'}
-INTERVAL_NOTE = f'mean difference of paired seeds and its interval ({INTERVAL_DESCRIPTION})'
 CLAIM_HEADINGS = ('claim', 'unit', 'paper', 'here', 'seeds', 'verdict')
 LEGEND = (
     'claim: --list prints the statement of each; paper: the published difference; here: the mean difference between '

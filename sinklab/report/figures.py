@@ -87,8 +87,8 @@ def make_lines(run_groups: list[RunGroup], name: str) -> list[dict]:
     """Make the lines of a metric over steps, as `make_curves` does, with a limited number of points."""
     lines = make_curves(run_groups, lambda run: run.get_curve(name))
     for line in lines:
-        kept = select_extremes(line['y'], MAX_POINTS)
-        line |= {axis: line[axis][kept] for axis in ('x', 'y', 'sd') if axis in line}
+        indices = select_extremes(line['y'], MAX_POINTS)
+        line |= {axis: line[axis][indices] for axis in ('x', 'y', 'sd') if axis in line}
     return lines
 
 

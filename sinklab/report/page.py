@@ -48,6 +48,7 @@ def render_page(run_groups: list[RunGroup], rows: list[dict], figures: list[Figu
     """Render the HTML document with its tables, figures, styles and scripts."""
     return string.Template(read_asset('page.html')).substitute(
         title=html.escape(f'Attention sinks: {format_names([run_group.name for run_group in run_groups])}'),
+        headline=html.escape(sweep_table.format_headline(rows)),
         style=read_asset('page.css'),
         tables=render_rows_table(rows) + render_runs_table(run_groups),
         figures=''.join(map(render_figure, figures)),

@@ -89,7 +89,6 @@ def invert_hall_cubic(y: float, skewness: float, n: int) -> float:
 LOOK_SEEDS = 5, 8  # number of seeds at the first look (all claims) and at the second (claims still unsettled)
 # The level of the interval at each look. By Bonferroni correction, all looks together err in at most 5 % of cases.
 LOOK_CONFIDENCE_LEVEL = 1 - 0.05 / len(LOOK_SEEDS)
-INTERVAL_DESCRIPTION = '95 % over two looks'
 MAX_SEEDS = 1000  # estimates of this many seeds or more are not reported as a number
 
 Interval = tuple[float, float]

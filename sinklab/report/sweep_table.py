@@ -15,6 +15,7 @@ from sinklab.run_dir import RunDir
 
 COMPARED_METRICS = [number.name for number in METRIC_INFOS if number.in_sweep]
 LOSS_METRIC = VALID_LOSS.name
+MAX_NAMED_ROWS = 6
 EMERGENCE_METRIC = 'emergence/step'  # the midpoint between the two probes between which the sink of a run emerges
 # The steps of these two probes. The start is missing if the sink is there at the first probe.
 EMERGENCE_START_METRIC, EMERGENCE_END_METRIC = 'emergence/after', 'emergence/at'
@@ -205,6 +206,21 @@ def format_table_cells(rows: list[dict]) -> tuple[list[str], list[list[str]]]:
     columns['end'] = [format_brief_outcome(row) for row in rows]
     nonempty_columns = {heading: cells for heading, cells in columns.items() if any(cells)}
     return list(nonempty_columns), [list(cells) for cells in zip(*nonempty_columns.values(), strict=True)]
+
+
+def format_headline(rows: list[dict]) -> str:
+    """Format the Sink_1 of each row as one sentence; of many rows, that of the lowest and of the highest."""
+    rates = {row['row']: row['ours'][HEADLINE_METRIC.name] for row in rows if HEADLINE_METRIC.name in row['ours']}
+    if not rates:
+        return 'No run has a probe.'
+    names = list(rates)
+    if len(rates) > MAX_NAMED_ROWS:
+        by_rate = sorted(rates, key=lambda name: rates[name]['mean'])
+        names = [by_rate[0], by_rate[-1]]
+    texts = [f'{rates[name]["mean"]:.1f} % for {name} (n = {rates[name]["n"]})' for name in names]
+    if len(names) < len(rates):
+        return f'{HEADLINE_METRIC.label} is from {" to ".join(texts)}.'
+    return f'{HEADLINE_METRIC.label} is {", ".join(texts)}.'
 
 
 def format_brief_outcome(row: dict) -> str:

@@ -6,6 +6,7 @@ there the newest job owns the folder, and an older one stops before its next wri
 
 import contextlib
 import json
+import math
 import os
 import shutil
 import socket
@@ -71,7 +72,7 @@ def lock_file(path: Path, wait_seconds: float) -> Iterator[None]:
 
     Args:
         path: The lock file. It is created if it is missing, as is its folder.
-        wait_seconds: How long to wait for another process.
+        wait_seconds: How long to wait for another process; math.inf: without a limit.
 
     Raises:
         UserError: Another process still holds the lock.
@@ -82,7 +83,8 @@ def lock_file(path: Path, wait_seconds: float) -> Iterator[None]:
     except Timeout:
         in_use = f'{path.parent} is in use by {describe_owner(path.parent)}'
         if wait_seconds:
-            print_status(f'{in_use}; waiting {wait_seconds:.0f} s for its end')
+            limit = f'{wait_seconds:.0f} s ' if math.isfinite(wait_seconds) else ''
+            print_status(f'{in_use}; waiting {limit}for its end')
         try:
             lock.acquire(timeout=wait_seconds)
         except Timeout:
