@@ -282,6 +282,12 @@ def test_measure_rejects_invalid_arguments_with_one_line(trained_run, capsys, ar
     assert all(text.startswith('preparing') for text in earlier_lines)
 
 
+def test_measure_refuses_unwritable_folder_before_it_measures(trained_run, capsys, monkeypatch):
+    monkeypatch.setattr('sinklab.cli.measure.run_job', lambda *args: pytest.fail('the model was measured'))
+    assert main(['measure', str(trained_run[0]), '--out=/proc/none/out']) == 1
+    assert '/proc/none/out cannot be written' in capsys.readouterr().err
+
+
 @pytest.fixture
 def model_dir(tmp_path):
     """Make a model folder with the config.json that transformers writes."""

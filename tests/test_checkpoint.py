@@ -91,6 +91,22 @@ def test_restore_of_checkpoint_of_another_model_is_rejected(saved_run, params, p
         open_checkpointer(saved_run).restore(4, make_abstract_state(STATE | dict(params=params)))
 
 
+@pytest.mark.parametrize('partial_load', [True, False])
+def test_load_refuses_checkpoint_that_lacks_a_leaf(saved_run, partial_load):
+    params = make_abstract_state(dict(STATE['params'], d=jnp.zeros(1)))
+    with pytest.raises(UserError, match=r'checkpoints/4.*\bd\b'):
+        checkpointer.load_state(saved_run.checkpoint_dir / '4', dict(params=params), partial_load)
+
+
+def test_load_takes_part_of_a_checkpoint_only_on_request(saved_run):
+    abstract_parts = dict(params=make_abstract_state(dict(a=STATE['params']['a'])))
+    loaded = checkpointer.load_state(saved_run.checkpoint_dir / '4', abstract_parts, partial_load=True)
+    np.testing.assert_array_equal(loaded['params'].pop('a'), VALUES['a'])
+    assert loaded == dict(params={})
+    with pytest.raises(UserError, match='checkpoints/4'):
+        checkpointer.load_state(saved_run.checkpoint_dir / '4', abstract_parts)
+
+
 def test_digests_are_written_in_background(tmp_path, monkeypatch):
     release_event, original_write = threading.Event(), digests.write_digests
     monkeypatch.setattr(digests, 'write_digests', lambda *args: (release_event.wait(60), original_write(*args)))

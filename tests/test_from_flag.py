@@ -7,7 +7,7 @@ import shutil
 import pytest
 from tiny_specs import make_tiny_spec
 
-from sinklab.cli import train
+from sinklab.cli import hf, train
 from sinklab.cli.main import main
 from sinklab.config.spec import Layout
 from sinklab.errors import UserError
@@ -135,6 +135,16 @@ def test_resolve_parent_splits_prefix_at_first_colon(tmp_path):
             f'{prefix}{run}@{step}', RunDir(tmp_path / 'child')
         )
         assert (parent.path, resolved_step, resolved_takes) == (run, step, takes)
+
+
+def test_existing_child_of_open_model_does_not_need_the_model(tmp_path, monkeypatch):
+    monkeypatch.setenv('SINKLAB_CACHE', str(tmp_path / 'cache'))
+    imports_root = (tmp_path / 'cache' / 'imports').resolve()
+    parent = dict(run='../cache/imports/llama-0123.3', step=0, takes='params')
+    child = RunDir(make_run_folder(tmp_path / 'child', parent=parent))
+    assert hf.resolve_from_flag('hf:moved/llama', child) == f'params:{imports_root}/llama-0123.3@0'
+    with pytest.raises(UserError, match='moved/gemma'):
+        hf.resolve_from_flag('hf:moved/gemma', child)
 
 
 def test_takes_and_step_of_from_flag_must_be_equal_on_all_processes():

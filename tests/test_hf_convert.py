@@ -1,5 +1,7 @@
 """Tests of conversion between Hugging Face models and runs: logits, attention and parameters."""
 
+import shutil
+
 import jax
 import numpy as np
 import pytest
@@ -259,4 +261,5 @@ def test_imported_model_is_fine_tuned_with_another_attention_operation(name, cor
     actual = flatten_dict(restore_parameters(run_dir.path, 0))
     jax.tree.map(np.testing.assert_array_equal, actual, {name: expected[name] for name in actual})
     assert [record['step'] for record in run_dir.read_records()] == [0, 1, 2, 3]
-    assert main(command) == 0
+    shutil.rmtree(tmp_path / 'theirs')
+    assert main(command) == 0  # the run has all that it needs

@@ -125,6 +125,13 @@ def test_tail_prints_outcome_of_finished_run(folder, capsys, outcome, line):
     assert {path: path.read_bytes() for path in folder.path.rglob('*') if path.is_file()} == contents
 
 
+def test_tail_names_run_without_row_by_its_folder(folder, capsys):
+    folder.write_json('row', {})
+    append_metrics(folder, format_record(8))
+    assert main(['tail', str(folder)]) == 0
+    assert capsys.readouterr().out.startswith('run  step 8/8')
+
+
 @pytest.mark.parametrize('arguments', [['nothing'], ['nothing', '--fast'], ['file']])
 def test_tail_rejects_missing_run_with_one_line(tmp_path, capsys, arguments):
     (tmp_path / 'file').write_text('no run')

@@ -104,6 +104,14 @@ def test_fork_copies_parameters_by_name_and_initializes_new_ones(parent, spec, p
     }
 
 
+def test_fork_initializes_no_leaf_that_it_takes(spec, parent_checkpoint, monkeypatch):
+    mesh = device_mesh.make_mesh(Layout())
+    with jax.set_mesh(mesh):
+        state.make_abstract_state(spec, mesh)  # its trace of `init_state` is cached
+        monkeypatch.setattr(state, 'init_state', lambda spec: pytest.fail('a state was initialized'))
+        assert warm_start.load_parent_state(parent_checkpoint, spec, mesh)['step'] == 4
+
+
 def test_describe_lineage_lists_new_dropped_and_changed_fields(spec, parent_checkpoint, tmp_path):
     other_spec, folder = (
         change_spec(spec, **KV_COLUMNS, model__norm='post', optimizer__weight_decay=0.3),

@@ -45,7 +45,7 @@ class Similarity:
     weigh_by_logistic: WeighFunction | None = None
 
 
-def with_equal_mass(function: Function) -> WeighFunction:
+def use_as_weight_and_mass(function: Function) -> WeighFunction:
     """Return the `WeighFunction` whose weight and mass are both function(score)."""
 
     def weigh(score, unit):
@@ -61,7 +61,7 @@ def weigh_by_softpick(score, unit):
     return jax.nn.relu(weight_with_sign), jnp.abs(weight_with_sign)
 
 
-def with_derivative(function: Function, derivative: Function) -> Function:
+def attach_derivative(function: Function, derivative: Function) -> Function:
     """Return an element-wise function whose derivative is computed from its value."""
     differentiable = jax.custom_jvp(function)
     differentiable.defjvps(lambda tangent, value, x: derivative(value) * tangent)
@@ -70,25 +70,25 @@ def with_derivative(function: Function, derivative: Function) -> Function:
 
 # Two forms of the sigmoid, whose derivative w - w^2 is one multiply-add; that of `jax.nn.sigmoid` is w (1 - w). The
 # first has an absolute error of 6e-8.
-sigmoid_by_tanh = with_derivative(lambda x: 0.5 * jnp.tanh(0.5 * x) + 0.5, lambda weight: weight - weight * weight)
-sigmoid_by_logistic = with_derivative(jax.nn.sigmoid, lambda weight: weight - weight * weight)
+sigmoid_by_tanh = attach_derivative(lambda x: 0.5 * jnp.tanh(0.5 * x) + 0.5, lambda weight: weight - weight * weight)
+sigmoid_by_logistic = attach_derivative(jax.nn.sigmoid, lambda weight: weight - weight * weight)
 
 # elu(x) + 1: x + 1 above 0, e^x below. (e^x - 1) + 1 would lose all digits below 0.
-elu_plus_one = with_derivative(
+elu_plus_one = attach_derivative(
     lambda x: jnp.where(x > 0, x + 1, jnp.exp(jnp.minimum(x, 0))), lambda weight: jnp.minimum(weight, 1)
 )
 
 SIMILARITIES = {
-    'exp': Similarity(with_equal_mass(jnp.exp), is_shifted=True),
+    'exp': Similarity(use_as_weight_and_mass(jnp.exp), is_shifted=True),
     'softpick': Similarity(weigh_by_softpick, is_shifted=True, uses_unit=True),
     'sigmoid': Similarity(
-        with_equal_mass(jax.nn.sigmoid),
-        weigh_by_tanh=with_equal_mass(sigmoid_by_tanh),
-        weigh_by_logistic=with_equal_mass(sigmoid_by_logistic),
+        use_as_weight_and_mass(jax.nn.sigmoid),
+        weigh_by_tanh=use_as_weight_and_mass(sigmoid_by_tanh),
+        weigh_by_logistic=use_as_weight_and_mass(sigmoid_by_logistic),
     ),
-    'elu1': Similarity(with_equal_mass(elu_plus_one)),
-    'relu': Similarity(with_equal_mass(jax.nn.relu)),
-    'identity': Similarity(with_equal_mass(lambda score: score)),
+    'elu1': Similarity(use_as_weight_and_mass(elu_plus_one)),
+    'relu': Similarity(use_as_weight_and_mass(jax.nn.relu)),
+    'identity': Similarity(use_as_weight_and_mass(lambda score: score)),
 }
 
 

@@ -192,18 +192,26 @@ def read_metadata(checkpoint: Path) -> Any:
     return metadata
 
 
-def load_state(checkpoint: Path, abstract_state: Any) -> Any:
-    """Load the leaves of a checkpoint that `abstract_state` has; it need not have all of them."""
-    with use_orbax_context(checkpoint), translate_read_errors(checkpoint):
-        return ocp.load(make_absolute(checkpoint), abstract_state, checkpointable_name='state')
+def load_state(checkpoint: Path, abstract_state: Any, partial_load: bool = False) -> Any:
+    """Load the leaves of a checkpoint that `abstract_state` has; with `partial_load` it need not have all of them.
+
+    Raises:
+        UserError: The checkpoint lacks a leaf of `abstract_state`, or cannot be read.
+    """
+    with use_orbax_context(checkpoint, partial_load), translate_read_errors(checkpoint):
+        loaded_state = ocp.load(make_absolute(checkpoint), abstract_state, checkpointable_name='state')
+        for path, leaf in jax.tree_util.tree_leaves_with_path(loaded_state):
+            if isinstance(leaf, jax.ShapeDtypeStruct):  # a partial load returns it for a missing leaf
+                raise ValueError(f'{jax.tree_util.keystr(path, simple=True, separator="/")} is missing')
+    return loaded_state
 
 
 @contextlib.contextmanager
-def use_orbax_context(path: Path) -> Iterator[None]:
+def use_orbax_context(path: Path, partial_load: bool = False) -> Iterator[None]:
     """Use an Orbax context that creates folders before its threads, which would wait 300 s for a missing one."""
     context = ocp.Context()
     context.asynchronous.create_directories_asynchronously = False
-    context.pytree.loading.partial_load = True
+    context.pytree.loading.partial_load = partial_load
     if is_remote(path):  # nothing is renamed in a bucket: a save there ends with a commit file
         context.atomicity.mode = ocp.options.AtomicityMode.COMMIT_FILE
     with context:
@@ -288,4 +296,4 @@ def restore_parameters(path: str | Path, step: int, dtype: str | None = None, ab
         return jax.ShapeDtypeStruct(leaf.shape, leaf_dtype, sharding=leaf.sharding)
 
     target = jax.tree.map(make_target, saved_params if abstract_params is None else abstract_params)
-    return load_state(checkpoint, {'params': target})['params']
+    return load_state(checkpoint, {'params': target}, partial_load=True)['params']

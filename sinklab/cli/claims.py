@@ -24,7 +24,16 @@ from sinklab.config.seed_list import parse_seeds
 from sinklab.config.spec import Spec
 from sinklab.configs.sizes import SIZES
 from sinklab.errors import UserError, format_names, format_unknown_name
-from sinklab.report import claims as report
+from sinklab.report.claims import (
+    CLAIM_HEADINGS,
+    LEGEND,
+    format_claim_cells,
+    format_counts,
+    format_notes,
+    format_sign_test,
+    make_claims_table,
+    parse_claims,
+)
 from sinklab.run_dir import RunDir
 from sinklab.storage.folder_lock import hold_folder
 from sinklab.storage.paths import parse_path
@@ -63,16 +72,16 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
             'give one of --workdir=DIR to train the runs, --results=FILE to judge earlier measurements, or --list'
         )
     if args.list:
-        claims = report.parse_claims(claim_table)
+        claims = parse_claims(claim_table)
         claim_rows = [[name, claims[name].statement, claims[name].source] for name in args.names or claims]
         sweep.print_table_with_note(['claim', 'statement', 'source'], claim_rows, TEST_HINT)
         return 0
     if args.results is None:
-        return train_claim_runs(args, extra_args, report.parse_claims(claim_table, args.size or DEFAULT_SIZE))
+        return train_claim_runs(args, extra_args, parse_claims(claim_table, args.size or DEFAULT_SIZE))
     if unused := [*format_options(args, ['seeds', 'size', 'compiled']), *extra_args]:
         raise UserError(f'--results={args.results} trains nothing; remove {" ".join(unused)}')
     claims_data = load_results(args.results)
-    claims = report.parse_claims(claim_table, claims_data['size'])
+    claims = parse_claims(claim_table, claims_data['size'])
     print_verdicts(args, compute_verdicts(claims, claims_data), claims_data['size'])
     return 0
 
@@ -176,7 +185,7 @@ def find_runs(rows: Iterable[str], claims_data: dict) -> dict[str, dict]:
 def compute_verdicts(claims: dict, claims_data: dict) -> list[dict]:
     """Compute the verdict on each claim."""
     rows = {reading.row for claim in claims.values() for reading in claim.readings}
-    return report.make_claims_table(claims, find_runs(rows, claims_data), collect_published_numbers(claims))
+    return make_claims_table(claims, find_runs(rows, claims_data), collect_published_numbers(claims))
 
 
 def print_verdicts(args: argparse.Namespace, verdicts: list[dict], size: str) -> None:
@@ -190,10 +199,10 @@ def print_verdicts(args: argparse.Namespace, verdicts: list[dict], size: str) ->
         terminal.print_wrapped(f'{entry["claim"]}: {entry["statement"]} ({comparison}{entry["source"]})')
     tested = [entry for entry in entries if entry['verdict'] not in ('not run', 'not testable here')]
     if tested:
-        cells = list(map(report.format_claim_cells, tested))
-        sweep.print_table_with_note(list(report.CLAIM_HEADINGS), cells, f'{report.LEGEND}; all at size {size}.')
-    for note in report.format_notes(entries) if size != 'smoke' else []:
+        cells = list(map(format_claim_cells, tested))
+        sweep.print_table_with_note(list(CLAIM_HEADINGS), cells, f'{LEGEND}; all at size {size}.')
+    for note in format_notes(entries) if size != 'smoke' else []:
         terminal.print_wrapped(note)
-    terminal.print_wrapped(f'{report.format_counts(entries)} {report.format_sign_test(entries)}'.rstrip())
+    terminal.print_wrapped(f'{format_counts(entries)} {format_sign_test(entries)}'.rstrip())
     if size == 'smoke':
         terminal.print_wrapped('At size smoke nothing is learned, so these verdicts say nothing about the claims.')

@@ -8,7 +8,7 @@ from typing import Any
 
 from sinklab.errors import UserError, format_error
 from sinklab.run_dir import GGUF_PREFIX, HF_PREFIX, RunDir, read_spec
-from sinklab.storage.paths import check_checkpoint_path, get_cache_dir, make_absolute, parse_path
+from sinklab.storage.paths import check_checkpoint_path, get_cache_dir, join_path, make_absolute, parse_path
 
 IMPORT_VERSION = 3  # version of the defaults
 
@@ -118,12 +118,25 @@ def write_imported_run(model_ref: str, source: Path, run_dir: RunDir, final_path
     return convert.import_model(source, parse_config(config.to_dict()), run_dir, row)
 
 
+def resolve_from_flag(model_ref: str, child_dir: RunDir) -> str:
+    """Resolve --from=hf:PATH or --from=gguf:PATH to --from=params:RUN@0 of an imported run in the cache.
+
+    A child run that exists has its parent in row.json, so the model may have been changed or deleted since.
+    """
+    if child_dir.has_run() and (parent := child_dir.read_parent()):
+        parent_path = join_path(child_dir.path, parent['run'])
+        name = parent_path.name.rpartition('-')[0]
+        if (parent_path.parent, name) == (get_imports_root(), get_model_name(model_ref)):
+            return f'params:{parent_path}@0'
+    return f'params:{get_cached_import(model_ref)}@0'
+
+
 def get_cached_import(model_ref: str) -> RunDir:
     """Return the imported run of hf:PATH_OR_ID or gguf:PATH in the cache; import it if it is not there."""
     from sinklab.hf import files, gguf
 
     name = f'{get_model_name(model_ref)}-{gguf.compute_identity(model_ref)}.{IMPORT_VERSION}'
-    run_dir = RunDir(get_cache_dir().resolve() / 'imports' / name)
+    run_dir = RunDir(get_imports_root() / name)
     if not run_dir.has_run():
         source = find_importable_dir(model_ref)
         with files.write_folder(run_dir.path) as temp_path:
@@ -134,3 +147,7 @@ def get_cached_import(model_ref: str) -> RunDir:
 
 def get_model_name(model_ref: str) -> str:
     return Path(model_ref.removeprefix(HF_PREFIX).removeprefix(GGUF_PREFIX)).absolute().name
+
+
+def get_imports_root() -> Path:
+    return get_cache_dir().resolve() / 'imports'

@@ -21,7 +21,7 @@ from sinklab.errors import UserError
 from sinklab.metrics.emergence import merge_emergence
 from sinklab.metrics.registry import find_metric_info
 from sinklab.report.summary_table import format_legend
-from sinklab.storage.files import open_writable_folder
+from sinklab.storage.files import list_entries, open_writable_folder
 from sinklab.storage.paths import parse_path
 
 if TYPE_CHECKING:
@@ -70,8 +70,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, extra_args: list[str]) -> int:
     request = parse_request(args)
-    if args.out and parse_path(args.out).exists():
-        raise UserError(f'--out={args.out} already exists; give a new folder')
+    if args.out:
+        if list_entries(parse_path(args.out)):
+            raise UserError(f'--out={args.out} contains files; give a new folder')
+        with open_writable_folder(parse_path(args.out)):
+            pass  # refused before anything is measured
     from sinklab.analysis import measure, model_ref
 
     models: Iterable

@@ -54,7 +54,7 @@ def follow_runs(folder: Path, display: ProgressDisplay) -> None:
             if path not in followers:
                 run_dir = RunDir(path)
                 spec = read_spec(run_dir)
-                row = run_dir.read_json('row')['row'] or make_absolute(path).name
+                row = run_dir.read_json('row').get('row') or make_absolute(path).name
                 name = row if path == folder else f'{row}, seed {spec.seed}'
                 followers[path] = RunFollower(display, name, spec.optimizer.steps, run_dir)
             followers[path].poll()

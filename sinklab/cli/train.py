@@ -141,7 +141,7 @@ def prepare_run(args: argparse.Namespace, extra_args: list[str], group: ProcessG
                 f'--from={from_flag} works with one process only; give --from=params:DIR with a folder that all '
                 f'processes see, made by sinklab checkpoint import {shlex.quote(from_flag)} --out=DIR'
             )
-        from_flag = f'params:{hf.get_cached_import(from_flag)}@0'
+        from_flag = hf.resolve_from_flag(from_flag, run_dir)
     parent = None
     if from_flag:
         takes, parent_dir, step = resolve_parent(from_flag, run_dir)

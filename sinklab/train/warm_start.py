@@ -145,14 +145,34 @@ def require_parent(parent: WarmStart | None, run_dir: RunDir, recorded: dict) ->
 
 
 def load_parent_state(parent: WarmStart, spec: Spec, mesh: jax.sharding.Mesh) -> dict:
-    """Create a state, and replace the leaves that a verified parent has and that are taken, by name."""
+    """Load the leaves that are taken from a verified parent, by name; initialize all others."""
     abstract_parent = state.make_abstract_state(parent.spec, mesh)
     abstract_parts = {name: abstract_parent[name] for name in parent.state_keys}
-    loaded_state = load_state(get_checkpoint_path(parent), abstract_parts)
+    loaded_state = load_state(get_checkpoint_path(parent), abstract_parts, partial_load=not parent.takes_all)
     loaded_leaves = state.flatten_by_name(loaded_state)
-    return jax.tree_util.tree_map_with_path(
-        lambda path, leaf: loaded_leaves.get(state.format_path(path), leaf), state.create_state(spec, mesh)
-    )
+    abstract_state = state.make_abstract_state(spec, mesh)
+    new_shardings = {
+        name: leaf.sharding
+        for name, leaf in state.flatten_by_name(abstract_state).items()
+        if name not in loaded_leaves
+    }
+    all_leaves = loaded_leaves | init_new_leaves(spec, mesh, new_shardings)
+    return jax.tree_util.tree_map_with_path(lambda path, _: all_leaves[state.format_path(path)], abstract_state)
+
+
+def init_new_leaves(
+    spec: Spec, mesh: jax.sharding.Mesh, shardings: dict[str, jax.sharding.NamedSharding]
+) -> dict[str, jax.Array]:
+    """Initialize the named leaves alone, without memory for the others."""
+    if not shardings:
+        return {}
+
+    def make_leaves() -> dict[str, jax.Array]:
+        initial_leaves = state.flatten_by_name(state.init_state(spec))
+        return {name: initial_leaves[name] for name in shardings}
+
+    options = state.INIT_COMPILER_OPTIONS.get(mesh.devices.flat[0].platform)
+    return jax.jit(make_leaves, out_shardings=shardings, compiler_options=options)()
 
 
 def flatten_spec(spec: Spec) -> dict[str, Any]:
