@@ -13,7 +13,7 @@ from sinklab.analysis.model_protocol import MeasurableModel
 from sinklab.analysis.model_ref import open_model
 from sinklab.analysis.run_model import RunModel
 from sinklab.checkpoint import checkpointer
-from sinklab.errors import UserError
+from sinklab.errors import UserError, format_unknown_name
 from sinklab.escape import FIGURE_RC_PARAMS
 from sinklab.metrics.registry import select_by_name, select_measurable
 from sinklab.run_dir import select_steps
@@ -129,9 +129,11 @@ class OpenedModel:
             An integer array (texts, tokens).
 
         Raises:
-            UserError: A text is empty, or has fewer than two tokens.
+            UserError: A text is empty, has fewer than two tokens, or is no text.
         """
-        texts = [text] if isinstance(text, str) else [*text]
+        texts = [text] if isinstance(text, str) else text
+        if not isinstance(texts, list | tuple) or not all(isinstance(item, str) for item in texts):
+            raise UserError(f'{text!r:.80} is no text; give a string, or a list of strings')
         encoded = [self.subject.encode(item) for item in texts]
         min_length = min(map(len, encoded), default=0)
         if min_length < 2 or not all(texts):  # an empty text has tokens, too, if every text begins with some
@@ -154,6 +156,8 @@ class OpenedModel:
         Raises:
             UserError: The text is empty, or longer than the model reads, or an edit does not fit the model.
         """
+        if not isinstance(text, str):
+            raise UserError(f'attention() takes one text, not {text!r:.80}; call it once for each text')
         ids_PT = self.ids(text)
         arrays = self._apply(edit, ids_PT.shape[1]).capture(ids_PT, extract_attention)
         tokens = self.subject.decode_tokens(ids_PT[0])
@@ -199,7 +203,8 @@ class OpenedModel:
         families = dict.fromkeys(info.name.partition('/')[0] for metric in metrics for info in metric.infos)
         for name in names:
             if not select_by_name((name,), metrics):
-                raise UserError(f'there is no metric {name!r}; use {", ".join(families)}')
+                known_names = [*families, *(info.name for metric in metrics for info in metric.infos)]
+                raise UserError(format_unknown_name(f'the metric {name!r}', name, known_names, 'metrics'))
         numbers = measure_model(subject, ids_PT, names=tuple(names), **overrides).numbers
         selected = {
             key: value
@@ -227,7 +232,7 @@ class OpenedModel:
         self,
         text: str | list[str],
         edits: Edit | Sequence[Edit] | Mapping[str, Edit | Sequence[Edit]],
-        names: Sequence[str] = ('sink/1', 'alpha/1'),
+        names: str | Sequence[str] = ('sink/1', 'alpha/1'),
     ) -> dict[str, dict[str, float]]:
         """Compute the loss and metrics of texts without and with edits.
 
@@ -238,7 +243,7 @@ class OpenedModel:
             text: One text, or several; all are cut to the length of the shortest.
             edits: A `sinklab.Edit`, or several, which are applied together; or a dict from labels to such edits,
                 which are compared with each other.
-            names: The metrics, by the names that `measure` takes.
+            names: The metric, or several, by the names that `measure` takes.
 
         Returns:
             {'without': numbers, 'with': numbers}, or {'without': numbers, LABEL: numbers, ...}, where numbers are a
@@ -255,7 +260,7 @@ class OpenedModel:
         for label, edit in {'without': None, **labelled}.items():
             subject = self._apply(edit, ids_PT.shape[1]) if edit else self.subject.copy_with_edits(())
             rows[label] = {'loss': float(np.nanmean(subject.compute_token_losses(ids_PT)))}
-            rows[label] |= self._measure(subject, ids_PT, names)
+            rows[label] |= self._measure(subject, ids_PT, [names] if isinstance(names, str) else names)
         return rows
 
 
@@ -319,5 +324,6 @@ class OpenedRun(OpenedModel):
         frame = pandas.DataFrame(records).set_index('step')
         columns = [column for column in frame.columns if column == name or column.startswith(f'{name}/')]
         if not columns:
-            raise UserError(f'{self.subject.run_dir} has no {name!r}; it has {", ".join(frame.columns)}')
+            suggestion = next((column for column in frame.columns if column.endswith(f'/{name}')), None)
+            raise UserError(format_unknown_name(repr(name), name, frame.columns, 'metrics', suggestion))
         return frame[columns].dropna(how='all')

@@ -109,6 +109,21 @@ def test_run_returns_parameters_of_steps_and_curves_as_frames(trained_run):
     assert 'norm/ratio/01' in run.curve('norm')
 
 
+@pytest.mark.parametrize(
+    ('call', 'message'),
+    [
+        (lambda run: run.attention(['one text', 'another']), 'one text'),
+        (lambda run: run.attention(123), '123'),
+        (lambda run: run.loss(123), '123'),
+        (lambda run: run.curve('loss'), 'did you mean valid/loss'),
+        (lambda run: run.measure('sink1', 'some words'), 'did you mean sink/1'),
+    ],
+)
+def test_call_with_wrong_text_or_name_is_refused(trained_run, call, message):
+    with pytest.raises(UserError, match=message):
+        call(sinklab.open(trained_run[0]))
+
+
 def list_leaves(tree):
     import jax
 

@@ -284,6 +284,26 @@ def test_help_flag_suppresses_unknown_flag_error(capsys):
     assert '--confg' not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ('name', 'pair'),
+    [('softmax', ('exp', 'sum')), ('sigmoid', ('sigmoid', 'none')), ('linear', ('identity', 'none'))],
+)
+def test_name_of_operation_sets_similarity_and_normalizer(name, pair):
+    spec, row = load_spec('configs/quickstart.py:softmax', [f'--config.model.attention={name}'], 'smoke')
+    attention = spec.model.attention
+    assert (attention.similarity, attention.normalizer) == pair
+    assert row['overrides'] == {
+        'model.attention.similarity': attention.similarity,
+        'model.attention.normalizer': attention.normalizer,
+    }
+
+
+def test_batch_of_more_rows_than_windows_is_refused_before_training(capsys, config, tmp_path):
+    arguments = [f'--config={config}', '--config.optimizer.batch_size=100000', f'--workdir={tmp_path}/run']
+    assert main(['train', *arguments]) == 1
+    assert 'batch_size is 100000' in capsys.readouterr().err.splitlines()[-1]
+
+
 def test_all_invalid_overrides_are_listed_in_one_line(capsys, tmp_path):
     flags = [f'--config={QUICKSTART_CONFIG}', '--size=smoke', f'--workdir={tmp_path}/run']
     conflicts = ['--config.optimizer.warmup_steps=30', '--config.optimizer.steps=20', '--config.probe.length=99']

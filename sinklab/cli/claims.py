@@ -133,7 +133,7 @@ def train_claim_runs(args: argparse.Namespace, extra_args: list[str], claims: di
         return sweep.make_train_command(get_config_path(run.row), run, options)
 
     with hold_folder(RunDir(args.workdir).path) as check_owner:
-        overrides = dict(map(config_flags.parse_override, extra_args))
+        overrides = config_flags.parse_overrides(extra_args)
         old_data = results.read_or_create(args.workdir, dict(size=size, overrides=overrides))
         specs = {reading.row: load_row(reading.row, 0, extra_args, size)[0] for reading in readings}
         measured_rows = results.find_measured_rows(old_data, specs)

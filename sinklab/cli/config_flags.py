@@ -5,13 +5,21 @@ import dataclasses
 import inspect
 import traceback
 import types
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from sinklab.config.differences import flatten_dict
-from sinklab.config.spec import FiniteFloat, Spec, get_field_types, is_changeable
+from sinklab.config.spec import (
+    NORMALIZERS_BY_SIMILARITY,
+    SIMILARITIES_BY_NAME,
+    FiniteFloat,
+    Spec,
+    get_field_types,
+    is_changeable,
+)
 from sinklab.config.validate import parse_config, parse_value
 from sinklab.configs import default
 from sinklab.configs.table import find_closest_name
@@ -143,6 +151,26 @@ def set_dependent_defaults(config: Any, overrides: dict[str, str]) -> None:
     config.update_from_flattened_dict({path: value for path, value in defaults.items() if path not in overrides})
 
 
+def parse_overrides(arguments: Iterable[str]) -> dict[str, str]:
+    """Parse arguments --config.PATH=VALUE into {PATH: VALUE}.
+
+    --config.model.attention=NAME stands for the similarity of an operation and its first normalizer in
+    `NORMALIZERS_BY_SIMILARITY`, such as `sigmoid` and `none`.
+    """
+    overrides: dict[str, str] = {}
+    for path, value in map(parse_override, arguments):
+        if path != 'model.attention':
+            overrides[path] = value
+        elif similarity := SIMILARITIES_BY_NAME.get(value):
+            overrides['model.attention.similarity'] = similarity
+            overrides['model.attention.normalizer'] = NORMALIZERS_BY_SIMILARITY[similarity][0]
+        else:
+            raise UserError(
+                format_unknown_name(f'--config.model.attention={value}', value, SIMILARITIES_BY_NAME, 'operations')
+            )
+    return overrides
+
+
 def parse_override(argument: str) -> tuple[str, str]:
     """Parse --config.PATH=VALUE into (PATH, VALUE)."""
     name, separator, value = argument.partition('=')
@@ -162,7 +190,7 @@ def apply_overrides(config: Any, override_args: list[str]) -> dict[str, str]:
     Raises:
         UserError: Overrides are invalid; the message lists all of them.
     """
-    overrides = dict(map(parse_override, override_args))
+    overrides = parse_overrides(override_args)
     field_types = get_field_types()
     errors = []
     for path, text in overrides.items():

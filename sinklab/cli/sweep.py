@@ -142,7 +142,7 @@ def make_train_command(config_path: str, run: SweepRun, options: list[str]) -> l
 
 def write_table(args: argparse.Namespace, extra_args: list[str], runs: list[SweepRun]) -> list[dict]:
     """Write sweep.json, and return its rows."""
-    overrides = dict(map(config_flags.parse_override, extra_args))
+    overrides = config_flags.parse_overrides(extra_args)
     row_results = []
     for name in dict.fromkeys(run.row for run in runs):
         row_runs = [run for run in runs if run.row == name]

@@ -35,6 +35,9 @@ NORMALIZERS_BY_SIMILARITY: dict[str, tuple[str, ...]] = {
     'identity': ('none', 'clamped', 'count', 'sum'),
 }
 
+# Similarities of operations that are known by another name: `--config.model.attention=softmax`.
+SIMILARITIES_BY_NAME = {'softmax': 'exp', 'linear': 'identity'} | {name: name for name in NORMALIZERS_BY_SIMILARITY}
+
 SimilarityName = Literal[*NORMALIZERS_BY_SIMILARITY]
 NormalizerName = Literal[
     *dict.fromkeys(normalizer for pair in NORMALIZERS_BY_SIMILARITY.values() for normalizer in pair)

@@ -92,7 +92,12 @@ def load_text_data(spec: Spec) -> RunData:
     check_enough_windows(spec, held_out, valid_weights)
     probe_PT = PROBE_INPUTS[spec.probe.inputs](store, spec.probe, PREPENDED_IDS[spec.probe.prepend](data))
     train = make_windows('train', parts, data.share, True)
-    batches = make_shuffled_batches(train, data.seed, spec.optimizer.batch_size, weights)
+    if (batch_size := spec.optimizer.batch_size) > (num_windows := sum(map(len, train))):
+        raise UserError(
+            f'config.optimizer.batch_size is {batch_size}, and the training data has {num_windows} windows of '
+            f'{data.length} tokens; lower it, or give more data'
+        )
+    batches = make_shuffled_batches(train, data.seed, batch_size, weights)
     valid = make_shuffled_batches(held_out, 0, spec.valid.windows, valid_weights)
     return RunData(
         batches,
@@ -150,7 +155,10 @@ def open_corpus(data: DataConfig, vocabulary: int) -> Store:
     kind, _, store_path = data.source.partition(':')
     kinds = [*SOURCES, 'store:DIR']
     if kind not in [form.partition(':')[0] for form in kinds]:
-        raise UserError(format_unknown_name(f'config.data.source = {data.source!r}', kind, kinds, 'sources'))
+        suggestion = None if ':' in data.source else f'text:{data.source}'
+        raise UserError(
+            format_unknown_name(f'config.data.source = {data.source!r}', kind, kinds, 'sources', suggestion)
+        )
     store = Store(store_path) if kind == 'store' else open_cached_store(data, vocabulary)
     check_store(store, data, vocabulary)
     return store
