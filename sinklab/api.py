@@ -194,7 +194,7 @@ class OpenedModel:
     def _measure(
         self, subject: MeasurableModel, ids_PT: np.ndarray, names: Sequence[str], **overrides: Any
     ) -> dict[str, float]:
-        """Return the numbers of these names, and those that begin with one of them and a slash.
+        """Return the numbers of these names; for a name that is none, those that begin with it and a slash.
 
         Raises:
             UserError: There is no such metric. That of another kind of model is refused after the forward pass.
@@ -209,7 +209,7 @@ class OpenedModel:
         selected = {
             key: value
             for key, value in numbers.items()
-            if any(name in ('', key) or key.startswith(f'{name}/') for name in names)
+            if any(name in ('', key) or (name not in numbers and key.startswith(f'{name}/')) for name in names)
         }
         if names and not selected:
             raise UserError(f'the metric {names[0]!r} does not exist for this model and this text; give another one')

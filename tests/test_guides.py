@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sinklab.cli.config_flags import list_config_files
+from sinklab.cli.config_flags import list_config_files, parse_overrides
 from sinklab.cli.main import build_parser, main
 from sinklab.configs import default, table
 from sinklab.exit_status import EXIT_CODES, FINAL_EXIT_CODES
@@ -51,7 +51,7 @@ def test_page_commands_have_existing_options_fields_and_rows(path):
         parsed, remaining = build_parser().parse_known_args(arguments)
         for argument in remaining:
             assert argument.startswith('--config.'), arguments
-            assert argument.removeprefix('--config.').partition('=')[0] in FIELDS, arguments
+            assert parse_overrides([argument]).keys() <= {*FIELDS}, arguments
         config_file, _, row = (getattr(parsed, 'config', None) or '').partition(':')
         if config_file.startswith('configs/'):
             assert (ROOT / config_file).exists(), arguments

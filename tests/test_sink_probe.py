@@ -21,7 +21,7 @@ from sinklab.train.step import make_hidden_states_fn
 
 IDS_PT = np.random.default_rng(0).integers(1, 300, (5, 12)).astype(np.int32)
 IDS_BT = np.random.default_rng(1).integers(1, 300, (4, 16)).astype(np.int32)
-LENGTH, KEYS = 12, 3  # of conftest.TINY_FIELDS
+LENGTH, KEYS = 12, 3  # of tiny_specs.TINY_FIELDS
 
 
 def compute_matrix_metrics(A, columns, mask):
