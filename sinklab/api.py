@@ -13,8 +13,9 @@ from sinklab.analysis.model_protocol import MeasurableModel
 from sinklab.analysis.model_ref import open_model
 from sinklab.analysis.run_model import RunModel
 from sinklab.checkpoint import checkpointer
-from sinklab.errors import UserError, format_unknown_name
+from sinklab.errors import UserError, format_extra_command, format_unknown_name
 from sinklab.escape import FIGURE_RC_PARAMS
+from sinklab.metrics.metric import MetricContext
 from sinklab.metrics.registry import select_by_name, select_measurable
 from sinklab.run_dir import select_steps
 
@@ -197,8 +198,11 @@ class OpenedModel:
         """Return the numbers of these names; for a name that is none, those that begin with it and a slash.
 
         Raises:
-            UserError: There is no such metric. That of another kind of model is refused after the forward pass.
+            UserError: There is no such metric or field. A metric of another kind of model is refused after the pass.
         """
+        fields = [field.name for field in dataclasses.fields(MetricContext)]
+        for field in overrides.keys() - {*fields}:
+            raise UserError(format_unknown_name(f'measure({field}=...)', field, fields))
         metrics = select_measurable(subject.available_arrays)
         families = dict.fromkeys(info.name.partition('/')[0] for metric in metrics for info in metric.infos)
         for name in names:
@@ -316,7 +320,10 @@ class OpenedRun(OpenedModel):
         Raises:
             UserError: The run has logged no such metric.
         """
-        import pandas
+        try:
+            import pandas
+        except ImportError as error:
+            raise UserError(f'curve() needs pandas; install it: {format_extra_command("notebook")}') from error
 
         records = self.subject.run_dir.read_records()
         if not records:

@@ -117,6 +117,7 @@ def test_run_returns_parameters_of_steps_and_curves_as_frames(trained_run):
         (lambda run: run.loss(123), '123'),
         (lambda run: run.curve('loss'), 'did you mean valid/loss'),
         (lambda run: run.measure('sink1', 'some words'), 'did you mean sink/1'),
+        (lambda run: run.measure('sink/1', 'some words', treshold=0.2), 'did you mean thresholds'),
     ],
 )
 def test_call_with_wrong_text_or_name_is_refused(trained_run, call, message):
