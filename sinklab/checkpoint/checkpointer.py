@@ -234,9 +234,16 @@ def translate_read_errors(checkpoint: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def translate_save_errors(checkpoint: Path) -> Iterator[None]:
-    """Translate the errors of TensorStore, which are ValueErrors, into OSErrors with the errno in their text."""
+    """Translate the errors of TensorStore, which are ValueErrors, into OSErrors with the errno in their text.
+
+    An OSError without a path, as Orbax raises it from a write, gets that of the checkpoint.
+    """
     try:
         yield
+    except OSError as error:
+        if error.errno and not error.filename:
+            raise OSError(error.errno, error.strerror, str(checkpoint)) from error
+        raise
     except ValueError as error:
         match = re.search(r'OS error (\d+)', str(error))
         code = int(match[1]) if match else errno.ENOSPC if 'RESOURCE_EXHAUSTED' in str(error) else errno.EIO
