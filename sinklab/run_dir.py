@@ -119,6 +119,7 @@ class SweepRow(Struct):
     row: str
     seeds: dict[SeedText, str]
     config: str = ''
+    steps: Step = 0
 
 
 SCHEMAS: dict[str, Any] = {

@@ -22,6 +22,9 @@ class RecordingDisplay:
     def add(self, name, steps):
         return name
 
+    def begin(self, key, step):
+        pass
+
     def print_line(self, line):
         self.lines.append(line)
 

@@ -150,7 +150,7 @@ def train_claim_runs(args: argparse.Namespace, extra_args: list[str], claims: di
         runs = [
             run for run in all_runs if run.run_dir.has_run() or str(run.seed) not in old_data['runs'].get(run.row, {})
         ]
-        with SweepDisplay() as display:
+        with SweepDisplay(runs) as display:
             stop_signal = run_sweep(runs, make_command, display, check_owner, args.jobs)
         check_owner()
         metric_patterns = {reading.metric for claim in claims.values() for reading in claim.readings}

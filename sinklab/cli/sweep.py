@@ -82,11 +82,12 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
     options = [*format_options(args, [*layout_flags.OPTIONS, 'size', 'compiled']), *extra_args]
     with hold_folder(RunDir(args.workdir).path) as check_owner:
         runs = plan.plan_runs(rows, seeds, args.workdir, load_row, layout)
+        write_table(args, extra_args, runs)  # so that other commands find the runs
+        display = SweepDisplay(runs)
         for run in runs[: len(rows)]:
             if changes := config_flags.describe_changes(module, run.spec, run.row_info['size']):
-                print_status(f'sinklab sweep: {run.row} {changes}')
-        write_table(args, extra_args, runs)  # so that other commands find the runs
-        with SweepDisplay() as display:
+                terminal.print_wrapped(f'sinklab sweep: {run.row} {changes}', display.console)
+        with display:
             stop_signal = run_sweep(runs, make_command, display, check_owner, args.jobs)
         check_owner()
         print_summary(args, write_table(args, extra_args, runs), stop_signal)
@@ -149,7 +150,7 @@ def write_table(args: argparse.Namespace, extra_args: list[str], runs: list[Swee
         done_runs = [run for run in row_runs if run.outcome == 'done']
         row_results.append(
             sweep_table.RowResult(
-                row_runs[0].row_info | dict(overrides=overrides),
+                row_runs[0].row_info | dict(overrides=overrides, steps=row_runs[0].spec.optimizer.steps),
                 outcomes={run.seed: run.outcome for run in row_runs},
                 reasons={run.seed: run.reason for run in row_runs if run.reason},
                 metrics_by_seed={run.seed: sweep_table.read_last_metrics(run.run_dir) for run in done_runs},

@@ -41,6 +41,9 @@ def follow_runs(folder: Path, display: ProgressDisplay) -> None:
 
     In a bucket nothing tells whether a sweep has been stopped: then the user ends it.
     """
+    if is_sweep(folder):
+        rows = RunDir(folder).read_json('sweep')
+        display.add_all_runs(sum(row.get('steps', 0) * len(row['seeds']) for row in rows))
     followers: dict[Path, RunFollower] = {}
     ended_paths: set[Path] = set()
     while True:

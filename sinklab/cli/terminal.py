@@ -40,10 +40,10 @@ def is_live(console: Console) -> bool:
     return console.is_interactive and console.file.isatty()
 
 
-def print_wrapped(text: str) -> None:
-    """Print a text, wrapped between words on a terminal."""
-    console = make_console()
-    console.print(text, soft_wrap=not console.is_terminal)
+def print_wrapped(text: str, console: Console | None = None) -> None:
+    """Print a text, wrapped between words on a terminal; without a console, to standard output."""
+    console = console or make_console()
+    console.print(text, soft_wrap=not console.file.isatty())
 
 
 def print_table(
