@@ -39,6 +39,8 @@ def get_error_line(capsys, *arguments):
         ('--config.model.qk_norm=maybe', ['config.model.qk_norm', "'maybe'", 'True or False']),
         ('--config.model.attention.similarity=sigmod', ["'sigmod'", 'mean sigmoid?', 'exp, softpick']),
         ('--config.data.source=text:/nowhere/*.txt', ['/nowhere/*.txt']),
+        ('--config.model.atention=softmax', ['mean config.model.attention?']),
+        ('--size=paper', ['config.data.source=stdlib', 'config.valid.windows=800']),
         ('--config.data.source=web:x', ['web:x', 'stdlib, text:GLOB']),
         ('--config.seed', ['--config.seed']),
         ('--config.optimizer.batch_size=1000000000', ['1000000000', 'GiB']),
@@ -194,6 +196,7 @@ def test_rows_reports_invalid_rows_as_refused(capsys, tmp_path):
         (['def get_config(row=None):', '    return undone'], "mine.py:2: NameError: name 'undone' is not defined"),
         (['def get_config(row=None:', '    return 1'], '(mine.py, line 1)'),
         (['def get_config(row=None):', "    raise ValueError('none is left')"], 'mine.py:2: none is left'),
+        (['get_config = print', "ROWS = {'a,b': dict(diff={})}"], 'mine.py: row a,b: '),
     ],
 )
 def test_config_file_error_names_file_and_line(capsys, tmp_path, monkeypatch, lines, message):

@@ -27,6 +27,7 @@ from sinklab.errors import UserError, format_error, format_unknown_name, raise_e
 from sinklab.run_dir import RunDir, read_spec
 
 EXAMPLES = {'get_config': 'configs/quickstart.py', 'CLAIMS': 'configs/claims.py'}  # of what a config file defines
+OPERATION_FIELD = 'model.attention'  # --config.model.attention=NAME sets similarity and normalizer
 SIZE_HELP = 'paper, quickstart (minutes on two cores), small (minutes on a GPU) or smoke (seconds; learns nothing)'
 
 
@@ -159,7 +160,7 @@ def parse_overrides(arguments: Iterable[str]) -> dict[str, str]:
     """
     overrides: dict[str, str] = {}
     for path, value in map(parse_override, arguments):
-        if path != 'model.attention':
+        if path != OPERATION_FIELD:
             overrides[path] = value
         elif similarity := SIMILARITIES_BY_NAME.get(value):
             overrides['model.attention.similarity'] = similarity
@@ -196,7 +197,7 @@ def apply_overrides(config: Any, override_args: list[str]) -> dict[str, str]:
     for path, text in overrides.items():
         try:
             if path not in field_types:
-                closest = find_closest_name(path, field_types)
+                closest = find_closest_name(path, [*field_types, OPERATION_FIELD])
                 suggestion = closest and f'config.{closest}'
                 raise UserError(format_unknown_name(f'config.{path}', path, field_types, suggestion=suggestion))
             value = parse_value(f'config.{path}', text, field_types[path], from_text=True)
@@ -274,6 +275,8 @@ def check_tables(module: Any, file: str) -> None:
         msgspec.convert(rows, dict[str, Any])
         for row, row_info in rows.items():
             place = f'row {row}'
+            if ',' in row:
+                raise UserError(f'{file}: {place}: a comma separates rows in --rows; rename it')
             for name, value in msgspec.convert(row_info, Row).published.items():
                 if value is not True:  # as in fails=True
                     parse_value(f'{file}: {place}: published {name}', value, FiniteFloat)
