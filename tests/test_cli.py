@@ -52,6 +52,7 @@ def get_error_line(capsys, *arguments):
         ('--attention=flash', ["'flash'", "'chunked'"]),
         ('--micro_batch=5', ['--micro_batch=5']),
         ('--micro_batch=all', ['--micro_batch', 'all', 'none or default']),
+        (f'--compiled={__file__}', ['--compiled', 'none']),
         ('--remat=some', ['--remat', 'some', 'qkv']),
         ('--steps=5', ['--steps=5', 'mean --config.optimizer.steps?']),
         ('--size=smoek', ["'smoek'", 'mean smoke?', 'paper, quickstart, small, smoke']),

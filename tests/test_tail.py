@@ -108,6 +108,16 @@ def test_tail_of_sweep_shows_all_runs_until_no_process_works_on_it(tmp_path, cap
     assert [line.split('  ')[1].split()[0] for line in lines] == ['step', 'done'] * 2
 
 
+def test_tail_of_killed_sweep_follows_runs_that_go_on(tmp_path, capsys, monkeypatch):
+    (tmp_path / 'sweep.json').write_text(json.dumps([dict(row='a', seeds={'0': 'to do'}, steps=8)]))
+    run_dir = RunDir(tmp_path / 'a-0')
+    run_dir.initialize(make_tiny_spec(), dict(row='a'))
+    with hold_folder(run_dir.path):
+        monkeypatch.setattr(tail.time, 'sleep', lambda seconds: run_dir.write_json('outcome', dict(kind='done')))
+        assert main(['tail', str(tmp_path)]) == 0
+    assert capsys.readouterr().out.startswith('a, seed 0  done')
+
+
 @pytest.mark.parametrize(
     ('outcome', 'line'),
     [

@@ -119,7 +119,8 @@ def print_runs(rows: list[dict]) -> None:
     headings, *lines = zip(*(column for column in columns if {*column[1:]} != {'-'}), strict=True)
     console = terminal.make_console(width=200)
     terminal.print_table(console, headings, lines)
-    terminal.print_wrapped(f'{summary_table.format_legend(headings)}.')
+    if legend := summary_table.format_legend(headings):
+        terminal.print_wrapped(f'{legend}.')
     for row in rows:
         for note in row['notes']:
             print(f'{row["run"]}: {note}')

@@ -127,7 +127,9 @@ def select_rows(args: argparse.Namespace) -> tuple[Any, list[str]]:
         raise UserError(f'--config={file} has no rows; sinklab rows lists the files that have rows')
     names = list(table) if args.rows is None else args.rows.split(',')
     for name in names:
-        if name not in table or names.count(name) > 1:
+        if names.count(name) > 1:
+            raise UserError(f'--rows={args.rows} names {name!r} twice; give each row once')
+        if name not in table:
             raise UserError(format_unknown_name(f'--rows={args.rows}: row {name!r}', name, table, f'rows of {file}'))
     return module, names
 

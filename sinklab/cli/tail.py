@@ -37,7 +37,7 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
 
 
 def follow_runs(folder: Path, display: ProgressDisplay) -> None:
-    """Show the runs of a folder, and how each has ended, until no process works on the folder.
+    """Show the runs of a folder, and how each has ended, until no process works on the folder or on a run.
 
     In a bucket nothing tells whether a sweep has been stopped: then the user ends it.
     """
@@ -64,7 +64,7 @@ def follow_runs(folder: Path, display: ProgressDisplay) -> None:
             if is_ended:
                 ended_paths.add(path)
                 display.end(followers.pop(path).key, describe_outcome(RunDir(path)))
-        if is_over:
+        if is_over and not followers:
             return
         time.sleep(REMOTE_POLL_SECONDS if is_remote(folder) else POLL_SECONDS)
 
