@@ -1,7 +1,7 @@
 """Experiment: what comes first when a sink emerges: the direction of the first key, its value, or its hidden state.
 
     python -m benchmarks.switch_attention --workdir=runs/switch --seeds=3 --jobs=2
-    python -m benchmarks.emergence_order runs/switch/softmax-0 runs/switch/sigmoid_apple-0 --write
+    python -m benchmarks.emergence_order runs/switch/softmax-0 runs/switch/sigmoid_minus_log_t-0 --write
     python -m benchmarks.emergence_order runs/switch/softmax-0 --heads_png=heads.png
 
 The script reads the probes of finished runs. A sink head has a mean alpha_1 above 0.3 at the last probe. Four

@@ -41,7 +41,7 @@ OPEN_MODEL_STATEMENTS = {
     ),
     'streaming': ('streaming', ('Without the first token it breaks.', 'One first token is enough.')),
 }
-README_CLAIMS = 'sigmoid_apple', 'column_k', 'rate_lower', 'column_v', 'batch_small'  # against softmax
+README_CLAIMS = 'sigmoid_minus_log_t', 'column_k', 'rate_lower', 'column_v', 'batch_small'  # against softmax
 
 
 def read_results(size: str) -> dict:

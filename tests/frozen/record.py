@@ -316,7 +316,7 @@ def record_training() -> dict:
     from orbax.checkpoint import v1 as ocp
 
     results = {}
-    for row in ('softmax', 'sigmoid_apple'):
+    for row in ('softmax', 'sigmoid_minus_log_t'):
         changes = {
             'data.source': 'text:corpus.jsonl',
             'optimizer.steps': 20,
