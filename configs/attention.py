@@ -101,7 +101,7 @@ ROWS = {
     'sigmoid_minus_log_t': make_row(
         make_operation_diff('sigmoid', 'none', offset=-1.0),
         'Ramapuram et al., 2409.04431',
-        note='A bias of -log n, so that the initial row mass is near 1. No sink result was published.',
+        note='An offset of -log T, so that the initial row mass is near 1. No sink result was published.',
     ),
     'softmax_off_by_one': make_row(
         make_operation_diff(normalizer='plus_one'),

@@ -43,7 +43,7 @@ def make_unpublished_row(diff, note):
 ROWS = {
     'softmax': make_unpublished_row({}, 'In the paper Sink_1 of the 60M model emerges between 1k and 2k steps.'),
     'sigmoid': make_unpublished_row(ATTENTION_ROWS['sigmoid']['diff'], 'No sink in the paper.'),
-    'sigmoid_minus_log_t': make_unpublished_row(ATTENTION_ROWS['sigmoid_minus_log_t']['diff'], 'A bias of -log T.'),
+    'sigmoid_minus_log_t': make_unpublished_row(ATTENTION_ROWS['sigmoid_minus_log_t']['diff'], 'Offset -log T.'),
     'bos': make_unpublished_row(
         packing.BOS | packing.PROBE_BOS, 'BOS before each document, and before the texts of probes.'
     ),

@@ -298,7 +298,7 @@ def build_metrics_page() -> str:
     return (
         '# Metrics\n\n'
         'Names are those of `metrics.jsonl`, tables and Python. `{k}` stands for a number: `sink/{k}` is `sink/2` '
-        'for token 2. alpha_k is the mean attention that queries give to token k in a head; Sink_k is the share of '
+        'for token 2. alpha_k is the mean attention from the queries of a head to token k; Sink_k is the share of '
         'texts, layers and heads with alpha_k above 0.3.\n\n'
         '## Training\n\nRecorded every [`log.every_steps`](config.md#log.every_steps) steps, and `valid/` every '
         '[`valid.every_steps`](config.md#valid.every_steps).\n\n'
