@@ -343,8 +343,9 @@ def format_metric(info: MetricInfo) -> list[str]:
 def build_rows_page() -> str:
     """Return the page of all rows of all tables of configs/."""
     size = measured_rows.load_results()['size']
-    markdown = (
-        '# Rows\n\n'
+    contents, markdown = [], ''
+    introduction = (
+        '---\nhide:\n  - toc\n---\n\n# Rows\n\n'  # its column is needed for the tables
         'Train one row with `sinklab train --config=configs/FILE.py:ROW`, a table with `sinklab sweep '
         '--config=configs/FILE.py`. `--size=quickstart` scales the numbers to a run of minutes on a laptop '
         f'([Sizes](config.md#sizes)). Ours are means and standard deviations over seeds at size `{size}`, with '
@@ -370,10 +371,12 @@ def build_rows_page() -> str:
             ]
             for name, row in file_rows.items()
         )
+        contents.append(f'[{file}](#{make_file_slug(file)})')
         title = module.__doc__.partition('\n')[0]
         markdown += f'## `{file}` {{ #{make_file_slug(file)} }}\n\n{escape_markdown_text(title)}\n\n'
-        markdown += format_table(['row', 'changes', 'published', 'ours', 'source and notes'], lines)
-    return markdown
+        table = format_table(['row', 'changes', 'published', 'ours', 'source and notes'], lines)
+        markdown += f'<div class="fields rows" markdown>\n\n{table}</div>\n\n'
+    return f'{introduction}{", ".join(contents)}\n\n{markdown}'
 
 
 def make_file_slug(file: str) -> str:
