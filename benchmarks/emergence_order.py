@@ -128,7 +128,7 @@ def measure_run(path: Path) -> dict:
     steps, quantities = read_quantities(path)
     is_sink_LH = find_sink_heads(quantities)
     layers = [
-        dict(layer=int(layer) + 1, heads=[int(head) + 1 for head in np.flatnonzero(is_sink_LH[layer])])
+        dict(layer=int(layer), heads=np.flatnonzero(is_sink_LH[layer]).tolist())
         | {
             name: find_half_step(steps, quantities[name][:, layer, is_sink_LH[layer]].mean(-1), min_change)
             for name, min_change in MIN_CHANGES.items()
@@ -219,7 +219,7 @@ def draw_heads(path: Path, output: Path) -> None:
         for layer in range(num_layers):
             for head in range(1 if is_per_layer else num_heads):
                 is_sink = is_sink_LH[layer].any() if is_per_layer else is_sink_LH[layer, head]
-                label = f'layer {layer + 1}' if head == 0 else None
+                label = f'layer {layer}' if head == 0 else None
                 axis.plot(
                     steps, values_NLH[:, layer, head], color=colors[layer], lw=2 if is_sink else 0.6, label=label
                 )

@@ -97,7 +97,7 @@ def test_cells_combine_measured_and_published_values():
 
 @pytest.mark.parametrize(
     ('rates', 'step'),
-    [([0, 0, 10, 30, 40], 250.0), ([30, 40, 30, 30, 40], 0.0), ([0, 50, 5, 30, 40], 250.0), ([50, 0, 0, 0, 0], None)],
+    [([0, 0, 10, 30, 40], 250.0), ([30, 40, 30, 30, 40], 0.0), ([0, 50, 5, 30, 40], 250.0), ([50, 0, 0, 0, 40], None)],
 )
 def test_run_metrics_include_step_of_sink_emergence(rates, step):
     records = make_records(*rates)

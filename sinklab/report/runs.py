@@ -90,7 +90,7 @@ class RunResult:
         return find_emergence(*self.get_curve(registry.HEADLINE_METRIC.name))
 
     def find_first_head(self) -> tuple[int, int] | None:
-        """Find (layer, head), from 1, of the first head whose mean alpha_1 stays above the threshold, if any."""
+        """Find (layer, head), from 0, of the first head whose mean alpha_1 stays above the threshold, if any."""
         alpha_NLH = self.probe_values.get(registry.HEADLINE_FIGURE.name, ())
         first_heads = find_first_heads(self.probe_steps, alpha_NLH, SINK_THRESHOLD) if len(alpha_NLH) else ()
         return first_heads[0][1:] if first_heads else None
