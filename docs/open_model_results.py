@@ -281,7 +281,11 @@ def draw_layers(plt: Any, entries: dict, titles: dict[str, str], labels: tuple[s
                 values = layers.get(array, {}).get(part, [])
                 first = int(array == 'norm_LT')  # hidden state 0 is the embedding
                 axes.plot(range(first, first + len(values)), values, marker='.', label=label)
-            axes.set(title=f'{model}: {title}', xlabel='hidden state' if array == 'norm_LT' else 'layer', yscale='log' if log else 'linear')
+            axes.set(
+                title=f'{model}: {title}',
+                xlabel='hidden state' if array == 'norm_LT' else 'layer',
+                yscale='log' if log else 'linear',
+            )
             axes.title.set_fontsize(9)
             if log:
                 label_ticks(axes.yaxis)

@@ -71,7 +71,8 @@ def print_table(
     for cells in columns:
         width = COLUMN_GAP + max(cell_len(line) for cell in cells for line in cell.split('\n'))
         if cells[0] in wrap_columns:
-            width = min(width, COLUMN_GAP + MIN_TEXT_WIDTH)
+            min_width = MIN_TEXT_WIDTH if pieces else max(MIN_TEXT_WIDTH, console.width // 3)
+            width = min(width, COLUMN_GAP + min_width)
         if not pieces:
             first_width = used_width = width
             pieces.append([])
