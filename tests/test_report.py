@@ -163,7 +163,8 @@ def test_loss_figure_draws_training_as_line_and_validation_as_dots(tmp_path):
 def test_picture_joins_no_validation_losses_and_has_no_rate_below_zero(tmp_path):
     from sinklab.report.pictures import draw_lines
 
-    paths = [write_run(tmp_path / str(seed), 'softmax', seed=seed) for seed in (0, 60)]
+    rates = enumerate((0.0, 90.0))  # mean 45, standard deviation 64
+    paths = [write_run(tmp_path / str(n), 'softmax', seed=n, extra_metrics={'sink/1': rate}) for n, rate in rates]
     groups = read_groups(*paths)
     sink_axes, loss_axes = draw_lines(figures.make_sink_and_loss_figure(groups), groups).axes
     (band,) = sink_axes.collections
@@ -230,7 +231,8 @@ def test_report_command_orders_sweep_runs_by_row(capsys, tmp_path):
         write_run(sweep_dir / f'{row}-0', row)
     rows = [dict(row=row, seeds={'0': 'done', '1': 'to do'}) for row in ('b', 'a')]
     (sweep_dir / 'sweep.json').write_text(json.dumps(rows))
-    assert main(['report', str(sweep_dir), '--json']) == 0
-    assert [row['run'] for row in json.loads(capsys.readouterr().out)] == ['b', 'a']
+    for arguments, names in (([str(sweep_dir)], ['b', 'a']), (map(str, sorted(sweep_dir.iterdir())), ['a', 'b'])):
+        assert main(['report', *arguments, '--json']) == 0
+        assert [row['run'] for row in json.loads(capsys.readouterr().out)] == names
     assert (sweep_dir / 'report.html').exists()
     assert find_runs(str(tmp_path)) == [sweep_dir / 'a-0', sweep_dir / 'b-0'], 'of a folder of sweeps'

@@ -45,7 +45,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, extra_args: list[str]) -> int:
     from sinklab.report import runs
 
-    paths = [path for pattern in args.runs for path in find_runs(pattern)]
+    patterns = [
+        pattern for pattern in args.runs if is_remote(pattern) or not parse_path(pattern).is_file()
+    ]  # as in runs/sweep/*
+    paths = [path for pattern in patterns or args.runs for path in find_runs(pattern)]
     loaded_runs = runs.read_runs(list(map(str, paths)))
     out_dir = parse_path(args.out) if args.out else choose_report_dir(paths)
     report_path = write_report(out_dir, loaded_runs, [kind for kind in PICTURE_KINDS if getattr(args, kind)])

@@ -127,16 +127,14 @@ def read_runs(paths: list[str]) -> list[RunResult]:
     """
     run_dirs = [RunDir(path) for path in dict.fromkeys(paths)]
     max_probes = max(2, MAX_FILES // len(run_dirs))
-    runs, problems = [], []
+    runs = []
     for run_dir in run_dirs:
         try:
             runs.append(load_run(run_dir, max_probes))
         except DamagedFileError as error:
-            problems.append(error)
-    if not runs:
-        raise problems[0]
-    for problem in problems:
-        warn_once(f'a run is left out: {problem}')
+            if run_dir is run_dirs[-1] and not runs:
+                raise
+            warn_once(f'a run is left out: {error}')
     return name_runs(runs)
 
 
