@@ -282,8 +282,8 @@ class HFModel(MeasurableModel):
         self.layers_without_attention = sorted({*layers} - {*self.array_layers['attention_LPHTS']})
         if lacking := self.layers_without_attention:
             self.remarks.append(
-                f'{len(lacking)} of {len(layers)} layers have no attention matrix ({", ".join(map(str, lacking))}); '
-                f'numbers of heads cover only the other {len(layers) - len(lacking)}'
+                f'{len(lacking)} of {len(layers)} layers have no attention matrix (from 0: '
+                f'{", ".join(map(str, lacking))}); numbers of heads cover only the other {len(layers) - len(lacking)}'
             )
         if 'residual_LPTD' not in self.available_arrays:
             self.remarks.append('its layers do not return one hidden state per token; their numbers are omitted')
