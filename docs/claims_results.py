@@ -22,7 +22,7 @@ from sinklab.cli import config_flags
 from sinklab.configs import claims as claim_definitions
 from sinklab.configs import hypotheses, model_size, open_models
 from sinklab.escape import escape_markdown
-from sinklab.metrics.emergence import MIN_FINAL_RATE_PERCENT
+from sinklab.metrics.emergence import has_sink
 from sinklab.report import claims as report
 from sinklab.sweep import results
 
@@ -115,8 +115,10 @@ def format_sink_count(claim: report.Claim, claims_data: dict) -> str:
     """Format how many runs have a sink, for a claim that a sink emerges; return an empty string for another claim."""
     if not claim.right or claim.right.when == 'end' or not claim.left.metric.startswith('sink/'):
         return ''
-    sinks = list_values(claims_data, claim.left.row, claim.left.metric)
-    return f'; {sum(sink >= MIN_FINAL_RATE_PERCENT for sink in sinks)} have a sink' if sinks else ''
+    runs = claims_data['runs'].get(claim.left.row, {}).values()
+    metric = claim.left.metric
+    sinks = [has_sink(run['end'][metric], run['start'][metric]) for run in runs if metric in run['end']]
+    return f'; {sum(sinks)} have a sink' if sinks else ''
 
 
 def get_unit_text(claim: report.Claim) -> str:

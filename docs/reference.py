@@ -281,7 +281,7 @@ ON_REQUEST_METRICS = {
 # Metrics that sinklab/report/sweep_table.py computes from the records of a finished run.
 DERIVED_METRICS = {
     'emergence/step': 'Middle of the two probes between which Sink_1 passes half of its final value for good; none '
-    'for runs that end with a Sink_1 below 1 %.',
+    'for runs whose final Sink_1 is at most 5 %, or at most that before training.',
     'fails': '1 if the run diverged or ended with a validation loss above 0.6 log V (V: vocabulary size), else 0.',
 }
 
@@ -299,7 +299,8 @@ def build_metrics_page() -> str:
         '# Metrics\n\n'
         'Names are those of `metrics.jsonl`, tables and Python. `{k}` stands for a number: `sink/{k}` is `sink/2` '
         'for token 2. alpha_k is the mean attention from the queries of a head to token k; Sink_k is the share of '
-        'texts, layers and heads with alpha_k above 0.3.\n\n'
+        'texts, layers and heads with alpha_k above 0.3. The numbers of hidden states are those of transformers '
+        '(`norm/ratio/01`: after the first layer; 0 would be the embedding); layers and heads count from 0.\n\n'
         '## Training\n\nRecorded every [`log.every_steps`](config.md#log.every_steps) steps, and `valid/` every '
         '[`valid.every_steps`](config.md#valid.every_steps).\n\n'
         + format_table(['metric', 'unit', 'meaning'], training)

@@ -127,7 +127,7 @@ def test_spike_metrics_match_float64_reference_in_every_block(arrays, numbers):
         for name, value in expected.items():
             np.testing.assert_allclose(numbers[f'spike/{name}/{layer:02}'], value, rtol=1e-5)
         norm = np.linalg.norm(np.float64(arrays['normed_LPTD'][layer - 1]), axis=-1).mean(0)
-        np.testing.assert_allclose(numbers[f'norm/normed/{layer:02}'], norm[0] / norm[1:].mean(), rtol=1e-5)
+        np.testing.assert_allclose(numbers[f'norm/normed/{layer - 1:02}'], norm[0] / norm[1:].mean(), rtol=1e-5)
 
 
 def test_massive_activations_exceed_absolute_and_relative_bound():
@@ -227,8 +227,9 @@ def test_sink_norm_ratio_ignores_attention_to_implicit_key(arrays):
         ([0, 0, 10, 60, 100], (20, 30)),
         ([0, 80, 10, 60, 100], (20, 30)),  # the sink vanished in between
         ([90, 100], (None, 0)),
-        ([0, 0], None),
-        ([0, 5, 0], None),
+        ([0, 0, 5], None),
+        ([0, 5, 6], (0, 10)),
+        ([30, 5, 30], None),  # as before training
         ([], None),
     ],
 )
@@ -240,7 +241,7 @@ def test_find_first_heads_orders_heads_by_lasting_threshold_crossing():
     alpha = np.zeros((4, 1, 3))
     alpha[1:, 0, 2] = 0.4
     alpha[0, 0, 1], alpha[3, 0, 1] = 0.9, 0.9  # stays above the threshold only from the last step on
-    assert emergence.find_first_heads([0, 5, 10, 15], alpha, 0.3) == [(5, 1, 3), (15, 1, 2)]
+    assert emergence.find_first_heads([0, 5, 10, 15], alpha, 0.3) == [(5, 0, 2), (15, 0, 1)]
 
 
 @pytest.mark.parametrize(

@@ -79,6 +79,11 @@ def test_row_diff_is_equal_in_description_record_and_spec(config_file, row, size
         assert getattr(getattr(spec, part), field) == pytest.approx(value)
 
 
+def test_description_resolves_kv_heads(config_file):
+    changes, _ = load_changes(f'{config_file}:softmax', ['--config.model.kv_heads=2'], 'quickstart')
+    assert changes == [('model.kv_heads', '4', '2')]
+
+
 def test_description_of_row_has_overrides(config_file):
     overrides = ['--config.optimizer.weight_decay=0.7', '--config.seed=3']
     changes, record = load_changes(f'{config_file}:decay', overrides, 'smoke')

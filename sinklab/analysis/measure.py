@@ -251,7 +251,7 @@ def measure_model(
     numbers = {name: float(value) for name, value in registry.compute_numbers(captured, context, metrics).items()}
     arrays = registry.select_saved_arrays(captured, context, metrics)
     layers = model.array_layers.get('attention_LPHTS')
-    layer_arrays = {} if layers is None else {'attention_layer_L': np.array(layers)}  # from 1, with attention
+    layer_arrays = {} if layers is None else {'attention_layer_L': np.array(layers)}  # from 0, with attention
     return Measurement(numbers, dict(arrays) | layer_arrays)
 
 

@@ -88,9 +88,12 @@ def describe_changes(module: Any, spec: Spec, size: str | None) -> str | None:
     baseline = get_baseline(module, size)
     if baseline is None:
         return None
+    old_values = baseline | {'model.kv_heads': baseline['model.kv_heads'] or baseline['model.heads']}
+    new_values = flatten_dict(dataclasses.asdict(spec))
+    shown_values = new_values | {'model.kv_heads': spec.model.num_kv_heads}
     changes = {
-        path: f'{path} {format_value(baseline.get(path))} -> {format_value(value)}'
-        for path, value in flatten_dict(dataclasses.asdict(spec)).items()
+        path: f'{path} {format_value(old_values.get(path))} -> {format_value(shown_values[path])}'
+        for path, value in new_values.items()
         if path not in ('seed', 'data.seed') and baseline.get(path) != value
     }
     similarity, normalizer = 'model.attention.similarity', 'model.attention.normalizer'

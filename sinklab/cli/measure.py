@@ -177,5 +177,5 @@ def print_emergence(series: dict[str, dict]) -> None:
             print(f'{name}: no sink has emerged')
             continue
         heads = ', '.join(f'layer {layer} head {head} (step {step})' for step, layer, head in entry['heads'][:3])
-        heads_text = f'first heads with a mean alpha_1 above 0.3: {heads or "none"}'
+        heads_text = f'first heads, from 0, with a mean alpha_1 above 0.3: {heads or "none"}'
         print(f'{name}: Sink_1 {merge_emergence([entry["emergence"]]).format_sentence()}; {heads_text}')

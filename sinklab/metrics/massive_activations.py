@@ -55,7 +55,8 @@ METRICS = (
         'normed_LPTD',
         'normed',
         'norm/normed',
-        'Norm of the normalized hidden state that the attention of each block reads: of the first token, over the '
-        'mean of the others.',
+        'Norm of the normalized hidden state that the attention of each layer, from 0, reads: of the first token, '
+        'over the mean of the others.',
+        first=0,
     ),
 )

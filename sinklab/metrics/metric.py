@@ -163,6 +163,7 @@ class FigureSpec:
         caption: Its caption.
         transform: Function of the array; its result is shown.
         scale_max: The end of the scale; None for the largest value.
+        first_row: Of `ratios`: 0 for layers; 1 for hidden states, which count as in transformers: 0 is the embedding.
     """
 
     kind: Literal['heads', 'matrices', 'ratios']
@@ -172,6 +173,7 @@ class FigureSpec:
     caption: str = 'Mean of each layer and head.'
     transform: Callable[[np.ndarray], np.ndarray] = np.asarray
     scale_max: float | None = None
+    first_row: int = 0
 
     @property
     def name(self) -> str:
@@ -239,9 +241,15 @@ def make_head_metric(
     )
 
 
-def name_by_layer(name: str, value_L: Any) -> dict[str, float]:
-    """Return {NAME/LL: value} for the layers LL from 1."""
-    return {f'{name}/{layer:02}': float(value) for layer, value in enumerate(value_L, 1)}
+def name_by_layer(name: str, value_L: Any, first: int = 1) -> dict[str, float]:
+    """Return {NAME/LL: value}.
+
+    Args:
+        name: The first part of the names.
+        value_L: A value of each layer.
+        first: The first LL: 1 for hidden states, which count as in transformers (0 is the embedding); 0 for layers.
+    """
+    return {f'{name}/{layer:02}': float(value) for layer, value in enumerate(value_L, first)}
 
 
 def merge_disjoint(parts: Iterable[Arrays]) -> dict[str, Any]:
