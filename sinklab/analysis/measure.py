@@ -24,7 +24,7 @@ from sinklab.metrics.sink import SINK_THRESHOLD
 from sinklab.storage.files import atomic_write
 from sinklab.storage.paths import parse_path
 
-INPUT_KINDS = 'natural', 'random', 'repeated'
+INPUT_KINDS = 'natural', 'random', 'repeated', 'induction'
 MAX_CHARS_PER_TOKEN = 40  # characters of a text that are encoded for each requested token
 
 
@@ -104,6 +104,11 @@ class MeasureRequest:
 RemarkFn = Callable[[str], Any]
 
 
+def compute_period(length: int) -> int:
+    """Compute the tokens of the first half of an `induction` text, which the second half repeats."""
+    return (length + 1) // 2
+
+
 def make_inputs(
     model: MeasurableModel, request: MeasureRequest, on_remark: RemarkFn = lambda _: None
 ) -> dict[str, np.ndarray]:
@@ -119,7 +124,10 @@ def make_inputs(
         if kind == 'repeated':
             inputs[kind] = rng.integers(model.vocabulary, size=(num_sequences, 1)).repeat(request.length, 1)
             continue
-        if kind == 'random':
+        if kind == 'induction':
+            half_PT = rng.integers(model.vocabulary, size=(num_sequences, compute_period(request.length)))
+            ids_PT = np.tile(half_PT, 2)[:, : request.length]
+        elif kind == 'random':
             ids_PT = rng.integers(model.vocabulary, size=(num_sequences, request.length))
         elif request.source is None:
             ids_PT = load_held_out(model, request)
@@ -308,7 +316,8 @@ class MeasureJob:
     def measure_input(self, name: str, on_progress: ProgressFn, names: tuple[str, ...] | None) -> Measurement:
         ids_PT = self.ids_by_input[name]
         position_T = self.request.position_T
-        overrides = self.request.context_overrides | dict(repeated=name == 'repeated')
+        period = compute_period(self.request.length) if name == 'induction' else 0
+        overrides = self.request.context_overrides | dict(repeated=name == 'repeated', period=period)
         measurement = measure_model(self.model, ids_PT, position_T, on_progress, names, **overrides)
         if not self.request.loss:
             return measurement

@@ -78,7 +78,8 @@ class RunModel(MeasurableModel):
         # None: losses come from the attention backend of training. (): from full attention matrices, as with edits.
         self.edits: tuple[Edit, ...] | None = None
         has_learned_tokens = LEARNED_KV_KINDS[model.learned_kv.kind].tokens_class.num_tokens > 0
-        self.available_arrays = (*AVAILABLE_ARRAYS, *['sink_LPCD'] * has_learned_tokens)
+        optional_arrays = {'sink_LPCD': has_learned_tokens, 'gate_LPTH': model.gate != 'none'}
+        self.available_arrays = (*AVAILABLE_ARRAYS, *(name for name, exists in optional_arrays.items() if exists))
         layers = range(model.layers)
         self.editable_arrays = dict(
             attention=EditableArray(layers, model.heads),

@@ -37,12 +37,14 @@ PRINTED_METRICS = (
     'entropy/row',
     'contribution/1',
     'qk/cos/difference',
+    'induction_score',
+    'induction_score/max',
 )
 SHARED_FIELDS = 'source', 'sequences', 'length', 'seed', 'keys', 'positions', 'loss'
 
 
 OPTIONS = {
-    'inputs': (str, 'KIND,...', 'kinds of inputs: natural, random, repeated (default: natural)'),
+    'inputs': (str, 'KIND,...', 'kinds of inputs: natural, random, repeated, induction (default: natural)'),
     'source': (str, 'SOURCE', "texts, such as 'text:corpus/*.txt' (default: those of the run, or stdlib)"),
     'sequences': (int, 'N', 'number of texts (default: as in the probes of the run, or 100)'),
     'length': (int, 'T', 'tokens of each text (default: as in the probes of the run, or 64)'),

@@ -11,6 +11,7 @@ from sinklab.metrics import (
     angles,
     bigram_backcopy,
     entropy,
+    heads,
     hidden_states,
     massive_activations,
     norms,
@@ -36,6 +37,7 @@ METRICS = (
     *norms.METRICS,
     *angles.METRICS,
     *bigram_backcopy.METRICS,
+    *heads.METRICS,
 )
 # Metrics of finished models only: they take too much time or space for every probe of a training run.
 OFFLINE_METRICS = (
@@ -44,6 +46,7 @@ OFFLINE_METRICS = (
     *hidden_states.METRICS,
     *sink_position.METRICS,
     *propositions.METRICS,
+    *heads.OFFLINE_METRICS,
 )
 METRIC_INFOS = [info for metric in METRICS for info in metric.infos]
 OFFLINE_METRIC_INFOS = [info for metric in OFFLINE_METRICS for info in metric.infos]
