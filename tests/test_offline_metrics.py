@@ -6,9 +6,11 @@ import formulas
 import jax
 import numpy as np
 import pytest
+import reference
 from scipy import stats
 from tiny_specs import draw_params, make_tiny_spec, replace_operation
 
+from sinklab.analysis import run_model
 from sinklab.metrics import (
     angles,
     emergence,
@@ -21,6 +23,7 @@ from sinklab.metrics import (
 )
 from sinklab.metrics.metric import MetricContext, extract_arrays, make_context
 from sinklab.model.learned_kv import count_learned_kv
+from sinklab.parallel.device_mesh import make_one_device_mesh
 from sinklab.train.step import make_hidden_states_fn
 
 L, P, H, T, K, D, KEYS = 3, 2, 2, 12, 4, 8, 3
@@ -316,6 +319,71 @@ def test_captured_gate_is_sigmoid_of_the_normed_input(gate):
     captured = jax.jit(make_hidden_states_fn(spec, capture=True))(params, ids_PT)[2]
     score = np.einsum('lptd,ldhk->lpthk', captured.normed_BTD, params['blocks']['attention']['gate']['weight_DHK'])
     np.testing.assert_allclose(captured.gate_BTH, (1 / (1 + np.exp(-np.float64(score)))).mean(-1), rtol=1e-4)
+
+
+def compute_reference_loss(params, ids_T, spec):
+    logits_TV = reference.run_forward(params, ids_T[:-1], spec)[0]
+    return np.mean([formulas.logsumexp(logits) - logits[i] for logits, i in zip(logits_TV, ids_T[1:], strict=True)])
+
+
+@pytest.mark.parametrize('kind', ['none', 'sink_token'])
+def test_gradient_norms_match_finite_differences(kind, monkeypatch):
+    """Differentiate the reference model in float64 by the input of attention of each layer."""
+    spec = make_tiny_spec(model__learned_kv__kind=kind)
+    ids_T = np.random.default_rng(0).integers(1, 300, 5).astype(np.int32)
+    params, sinks, attend = draw_params(spec), int(kind == 'sink_token'), reference.compute_self_attention
+    layers, width = spec.model.layers, spec.model.width
+
+    def compute_loss(change_LTD):
+        changes = iter(change_LTD)
+        monkeypatch.setattr(
+            reference, 'compute_self_attention', lambda weights, x, *rest: attend(weights, x + next(changes), *rest)
+        )
+        return compute_reference_loss(params, ids_T, spec)
+
+    gradient_LTD = np.zeros((layers, sinks + 4, width))
+    for index in np.ndindex(gradient_LTD.shape):
+        change = np.zeros_like(gradient_LTD)
+        change[index] = 1e-4
+        gradient_LTD[index] = (compute_loss(change) - compute_loss(-change)) / 2e-4
+    with jax.set_mesh(make_one_device_mesh()):
+        norm_LPT = run_model.jit_gradient_norms(spec, None)(params, ids_T[None])['norm_LPT']
+    np.testing.assert_allclose(norm_LPT[:, 0], np.linalg.norm(gradient_LTD[:, sinks:], axis=-1), rtol=1e-3)
+
+
+@pytest.mark.parametrize(('bits', 'tolerance'), [(8, 1e-3), (4, 1e-2)])
+def test_quantized_loss_matches_float64_reference(bits, tolerance, monkeypatch):
+    spec = make_tiny_spec()
+    ids_T = np.random.default_rng(0).integers(1, 300, 13).astype(np.int32)
+    params = jax.tree.map(np.float64, draw_params(spec))
+    exact_loss = compute_reference_loss(params, ids_T, spec)
+
+    def quantize(x, inputs=None):
+        scale = np.abs(x).max(inputs, keepdims=True) / (2 ** (bits - 1) - 1)
+        return np.rint(x / scale) * scale
+
+    def attend(weights, x, position_info, spec):
+        x = quantize(x)
+        heads = [reference.compute_head(h, weights, x, position_info, spec) for h in range(spec.model.heads)]
+        output_TK = quantize(np.concatenate([output for _, output in heads], -1))
+        return output_TK @ weights['output_HKD'].reshape(-1, spec.model.width), np.stack([A for A, _ in heads])
+
+    def compute_ffn(x, weights, kind):
+        x = quantize(x)
+        gate = x @ weights['gate_DF']
+        return quantize(gate * formulas.sigmoid(gate) * (x @ weights['in_DF'])) @ weights['out_FD']
+
+    assert spec.model.ffn == 'swiglu'
+    monkeypatch.setattr(reference, 'compute_self_attention', attend)
+    monkeypatch.setattr(formulas, 'compute_ffn', compute_ffn)
+    with jax.set_mesh(make_one_device_mesh()):
+        program = run_model.jit_token_scores(spec, None, bits)
+        loss = float(np.mean(program(jax.tree.map(np.float32, params), ids_T[None])['loss_LPT']))
+    for part in ('attention', 'ffn'):
+        for name, weight in params['blocks'][part].items():
+            params['blocks'][part][name] = quantize(weight, (1, 2) if name == 'output_HKD' else 1)
+    expected = compute_reference_loss(params, ids_T, spec)
+    assert abs(loss - expected) < tolerance < abs(exact_loss - expected)
 
 
 @pytest.mark.slow
