@@ -1,6 +1,7 @@
 """Tests of offline metrics against float64 NumPy loops over single matrices."""
 
 import dataclasses
+import json
 
 import formulas
 import jax
@@ -11,6 +12,9 @@ from scipy import stats
 from tiny_specs import draw_params, make_tiny_spec, replace_operation
 
 from sinklab.analysis import run_model
+from sinklab.analysis.measure import MeasureRequest
+from sinklab.cli.main import main
+from sinklab.errors import UserError
 from sinklab.metrics import (
     angles,
     emergence,
@@ -384,6 +388,23 @@ def test_quantized_loss_matches_float64_reference(bits, tolerance, monkeypatch):
             params['blocks'][part][name] = quantize(weight, (1, 2) if name == 'output_HKD' else 1)
     expected = compute_reference_loss(params, ids_T, spec)
     assert abs(loss - expected) < tolerance < abs(exact_loss - expected)
+
+
+@pytest.mark.slow
+def test_measure_gives_requested_numbers_of_a_run(finished_run, capsys):
+    options = ['--inputs=induction', '--loss', '--quantize=16,4', '--gradients', '--json']
+    assert main(['measure', str(finished_run[0]), *options]) == 0
+    numbers = json.loads(capsys.readouterr().out)['inputs']['induction']
+    assert numbers['loss/int16'] == pytest.approx(numbers['loss'], rel=1e-3)
+    assert numbers['loss/int4'] != numbers['loss']
+    assert numbers['gradient_sink_ratio'] > 0
+    assert 0 < numbers['induction_score'] <= numbers['induction_score/max'] < 1
+
+
+@pytest.mark.parametrize('bits', [1, 17])
+def test_measure_refuses_other_bits(bits):
+    with pytest.raises(UserError, match=str(bits)):
+        MeasureRequest(quantize=(8, bits))
 
 
 @pytest.mark.slow
