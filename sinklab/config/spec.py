@@ -385,6 +385,8 @@ class ProbeConfig:
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointConfig:
+    schedule: Literal['linear', 'log'] = 'linear'
+    """`log`: also save steps 1, 2, 4, 8, ..., as Pythia does, and never delete these checkpoints."""
     every_steps: NonNegativeInt = 1000
     """Steps between two checkpoints; 0: only at the end."""
     every_minutes: NonNegativeFloat = 0.0
@@ -394,6 +396,10 @@ class CheckpointConfig:
     """Number of newest checkpoints that are kept."""
     keep_every_steps: NonNegativeInt = 0
     """Checkpoints of steps that are multiples of this are never deleted; 0: none."""
+
+    def is_log_step(self, step: int) -> bool:
+        """Return whether the schedule `log` saves and keeps this step, a power of 2."""
+        return self.schedule == 'log' and step & (step - 1) == 0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,6 +5,7 @@ A metric may read these arrays of a forward pass, of L layers and P sequences. S
 - `attention_LPHTS`: attention matrices in float32, as the model uses them;
 - `query_LPTHK`, `key_LPSHK` and `value_LPSHK`: queries, keys and values as attention receives them;
 - `head_LPTHK`: outputs of the heads, sum_j A_ij v_j;
+- `gate_LPTH`: mean over dimensions of the gate of attention, if there is one;
 - `normed_LPTD`: input of attention, the residual stream after the norm;
 - `residual_LPTD`: residual stream after each block;
 - `sink_LPCD`: residual stream of sink tokens, after each block. A model without them has no such array.
@@ -38,6 +39,8 @@ class MetricContext:
     lengths: tuple[int, ...] = ()  # shorter lengths that are measured in addition
     thresholds: tuple[float, ...] = ()
     repeated: bool = False  # all tokens of a text are the same
+    gated: bool = False  # attention has a gate
+    period: int = 0  # tokens after which a text repeats itself; 0: it does not
 
 
 def make_context(spec: Spec, length: int, learned_keys: int, **overrides: Any) -> MetricContext:
@@ -62,6 +65,7 @@ def make_context(spec: Spec, length: int, learned_keys: int, **overrides: Any) -
         window=window if window and window < length else None,
         reach=min(window or length, mask.block or length, length),
         triggers=spec.data.task == 'backcopy',
+        gated=spec.model.gate != 'none',
     )
     return MetricContext(**fields | overrides)
 

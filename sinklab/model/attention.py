@@ -49,6 +49,7 @@ class Intermediates:
     key_BSHK: jax.Array | None = None  # as multiplied by the queries; S as above
     value_BSHK: jax.Array | None = None
     head_BTHK: jax.Array | None = None  # sum_j A_ij v_j, before V bias, head norm and gate
+    gate_BTH: jax.Array | None = None  # mean over dimensions of the gate, float32
     normed_BTD: jax.Array | None = None  # input of attention: the residual stream after the norm
     residual_BTD: jax.Array | None = None  # residual stream after the block, before a `joined` norm
     sink_BCD: jax.Array | None = None  # residual stream of sink tokens
@@ -56,7 +57,7 @@ class Intermediates:
 
     def slice_text(self, num_dropped: int) -> 'Intermediates':
         """Drop the first `num_dropped` queries, which are sink tokens and not text."""
-        axes = dict(attention_BHTS=-2, query_BTHK=-3, head_BTHK=-3, normed_BTD=-2, residual_BTD=-2)
+        axes = dict(attention_BHTS=-2, query_BTHK=-3, head_BTHK=-3, gate_BTH=-2, normed_BTD=-2, residual_BTD=-2)
         sliced = {
             name: jax.lax.slice_in_dim(getattr(self, name), num_dropped, None, axis=axis)
             for name, axis in axes.items()
@@ -345,6 +346,9 @@ class SelfAttention(nnx.Module):
         head_BTHK = self.exclusion(head_BTHK, repeat_kv(gated_BTGK, head_BTHK.shape[2]))
         head_BTHK = self.head_norm(self.learned_kv.add_value(head_BTHK))
         head_BTHK = self.gate('output', head_BTHK, x_BTD, value_BTGK)
+        if context.capture and self.gate.kind is not None:
+            gate_BTH = self.gate.compute(x_BTD, value_BTGK).mean(-1, dtype=jnp.float32)
+            intermediates = dataclasses.replace(intermediates, gate_BTH=gate_BTH)
         return self.combine(head_BTHK, x_BTD), intermediates
 
     def project_values(self, x_BTD: jax.Array) -> jax.Array:
