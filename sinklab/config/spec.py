@@ -290,8 +290,8 @@ class ModelConfig:
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerConfig:
-    name: Literal['adamw', 'sgd', 'muon'] = 'adamw'
-    """Optimizer: AdamW, SGD with momentum, or Muon."""
+    name: Literal['adamw', 'sgd', 'muon', 'orthoadam'] = 'adamw'
+    """Optimizer: AdamW, SGD with momentum, Muon, or AdamW in a random orthogonal basis (OrthoAdam)."""
     peak_learning_rate: PositiveFloat = 4e-4
     """Learning rate after the warm-up."""
     final_share: UnitInterval | None = None

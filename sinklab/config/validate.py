@@ -38,8 +38,8 @@ CONDITIONAL_NUMBERS: dict[str, tuple[str, tuple[str, ...]]] = {
     'model.learned_kv.value_norm': ('model.learned_kv.value', ('first', 'uniform')),
     **{f'{path}.factor': (f'{path}.scaling', ('linear', 'llama3')) for path in ROTARY_PATHS},
     **{f'{path}.{name}': (f'{path}.scaling', ('llama3',)) for path in ROTARY_PATHS for name in LLAMA3_FIELDS},
-    'optimizer.beta2': ('optimizer.name', ('adamw', 'muon')),
-    'optimizer.epsilon': ('optimizer.name', ('adamw', 'muon')),
+    'optimizer.beta2': ('optimizer.name', ('adamw', 'muon', 'orthoadam')),
+    'optimizer.epsilon': ('optimizer.name', ('adamw', 'muon', 'orthoadam')),
     'optimizer.final_share': ('optimizer.schedule', ('cosine',)),
     'data.triggers': ('data.task', ('backcopy',)),
 }
