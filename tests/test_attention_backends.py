@@ -26,6 +26,8 @@ from sinklab.attn import chunked, reference
 from sinklab.attn import mask as masks
 from sinklab.attn.backends import BACKENDS
 from sinklab.attn.key_attention_sums import compute_key_attention_sums
+from sinklab.attn.spec import ScoreBias
+from sinklab.model.positions import ForgetGate
 
 pytestmark = pytest.mark.usefixtures('small_blocks')
 
@@ -41,6 +43,19 @@ def compare_under_all_masks(backend, operation, width, dtype, atol):
 @pytest.mark.parametrize('operation', make_case_params(OPERATIONS, COVERING_OPERATIONS[::2]), ids='-'.join)
 def test_chunked_attention_matches_reference_with_masks_columns_and_alibi(operation):
     compare_under_all_masks('chunked', operation, 16, jnp.float32, 5e-5)
+
+
+def test_chunked_attention_matches_reference_with_positions_of_each_head():
+    distance_BTH = np.random.default_rng(2).uniform(0, 0.1, (1, LENGTH, 2)).cumsum(1).astype(np.float32)
+
+    def make_bias(query_BTH):
+        key_BSH = jnp.pad(query_BTH, ((0, 0), (1, 0), (0, 0)))
+        return ScoreBias(ForgetGate.relative_bias, query_BTH, key_BSH, jnp.zeros((1, 1)))
+
+    attention, mask = make_attention_config('exp', 'sum'), MASKS['window'](LENGTH)
+    compare_backend(
+        'chunked', attention, mask, draw_inputs(16, columns=1), make_bias, 1, (jnp.asarray(distance_BTH),)
+    )
 
 
 @pytest.mark.slow

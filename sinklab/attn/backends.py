@@ -80,7 +80,7 @@ class PallasBackend:
         if not operation.similarity.is_shifted and (operation.power or 0) > MAX_KERNEL_POWER:
             return f'a power above {MAX_KERNEL_POWER}, with which whole rows may underflow'
         if relative is not None and not relative.is_elementwise:
-            return 'a learned table of relative positions'
+            return 'a learned table of relative positions, or a forget gate'
         reduction = kernel_attention.choose_reduction(operation)
         score_spec = kernel_attention.make_kernel_spec(problem.spec, problem.width).score_spec
         return self.kernels.explain_unsupported(reduction, score_spec, problem)

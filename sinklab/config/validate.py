@@ -174,6 +174,8 @@ def find_model_errors(model: ModelConfig) -> Iterator[str]:
             f'{path}.combination=differential subtracts heads with the same key, but {path}.heads={model.heads} has '
             f'{model.num_kv_heads} keys; set {path}.kv_heads so that an even number of heads shares each'
         )
+    if model.forget_gate and (model.position == 'alibi' or model.position.startswith('relative')):
+        yield f'{path}.forget_gate and {path}.position={model.position} both set the bias; set position to none'
     yield from find_rotary_errors(model.rotary, model.position, path)
     yield from find_global_layers_errors(model)
     if model.position == 'absolute' and model.width % 2:

@@ -183,6 +183,7 @@ def digest_array(array: object) -> str:
 ADDED_FIELDS = (
     'model.global_layers',
     'model.scaled_embedding',
+    'model.forget_gate',
 )
 
 
