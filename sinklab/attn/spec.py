@@ -89,6 +89,7 @@ class AttentionSpec:
     mask: Mask
     num_learned_kv: int = 0
     bias: ScoreBias = dataclasses.field(default_factory=ScoreBias)
+    needs_abs_weight_sum: bool = False  # otherwise `RowStats.abs_weight_sum_BHT` is undefined
 
     def materialize_mask(self, num_keys: int) -> jax.Array:
         """Return bool_B1TS of learned keys and `num_keys` keys of the text."""

@@ -196,9 +196,8 @@ class AttentionContext:
             num_unforgotten = key_BSGK.shape[1] - key_BTGK.shape[1]
             position_BSH = jnp.pad(forget_position_BTH, ((0, 0), (num_unforgotten, 0), (0, 0)))
             bias = ScoreBias(ForgetGate.relative_bias, forget_position_BTH, position_BSH, bias.learned_HC)
-        attention_spec = dataclasses.replace(self.spec, bias=bias)
-        needs_abs_weight_sum = self.num_first_keys > 0
-        output = BACKENDS[self.backend].attend(query_BTHK, key_BSGK, value_BSGK, attention_spec, needs_abs_weight_sum)
+        attention_spec = dataclasses.replace(self.spec, bias=bias, needs_abs_weight_sum=self.num_first_keys > 0)
+        output = BACKENDS[self.backend].attend(query_BTHK, key_BSGK, value_BSGK, attention_spec)
         if self.edit is not None:
             output = edit_weights(output, value_BSGK, attention_spec, self.edit)
         if self.capture:
@@ -206,7 +205,7 @@ class AttentionContext:
             return output.output_BTHK, Intermediates(
                 output.attention_BHTS, query_BTHK, key_BSHK, value_BSHK, output.output_BTHK
             )
-        if not needs_abs_weight_sum:
+        if not self.num_first_keys:
             return output.output_BTHK, Intermediates()
         num_sink_tokens = learned_kv.tokens_class.num_tokens
         key_attention_sums = compute_key_attention_sums(
