@@ -240,6 +240,9 @@ class ModelConfig:
     """True: RMSNorm of queries and keys, over each head."""
     head_norm: Bool = False
     """True: RMSNorm of the output of each head."""
+    forget_gate: Bool = False
+    """True: the score of a key is reduced by a learned amount for each later token up to the query (Forgetting
+    Transformer), instead of by a bias of `position`."""
     value_residual: Bool = False
     """True: each layer attends to the mean of its values and of those of the first layer (value residual)."""
     exclusive: Literal['none', 'fixed', 'gated'] = 'none'
@@ -290,8 +293,8 @@ class ModelConfig:
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerConfig:
-    name: Literal['adamw', 'sgd', 'muon'] = 'adamw'
-    """Optimizer: AdamW, SGD with momentum, or Muon."""
+    name: Literal['adamw', 'sgd', 'muon', 'orthoadam'] = 'adamw'
+    """Optimizer: AdamW, SGD with momentum, Muon, or AdamW in a random orthogonal basis (OrthoAdam)."""
     peak_learning_rate: PositiveFloat = 4e-4
     """Learning rate after the warm-up."""
     final_share: UnitInterval | None = None

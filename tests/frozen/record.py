@@ -184,6 +184,7 @@ ADDED_FIELDS = (
     'model.global_layers',
     'model.scaled_embedding',
     'checkpoint.schedule',
+    'model.forget_gate',
 )
 
 
