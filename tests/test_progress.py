@@ -92,9 +92,9 @@ def test_remaining_time_of_all_runs_counts_their_steps(capsys):
     display.begin(first, 2)  # it resumes, and its two steps took none of this time
     display.all_runs.start_time -= 60
     display.update(first, {'step': 6, 'train/loss': 5.0})
-    assert display.format_status(display.all_runs) == '0:04:30 left'  # 18 steps, 4 in a minute
+    assert display.format_status(display.all_runs) == '04:30 left'  # 18 steps, 4 in a minute
     display.end(first, 'crashed')  # 16 are left
-    assert capsys.readouterr().err.splitlines()[-1].endswith('step 6/22  0:04:00 left)')
+    assert capsys.readouterr().err.splitlines()[-1].endswith('step 6/22  04:00 left)')
 
 
 def test_line_on_terminal_breaks_between_words(monkeypatch):

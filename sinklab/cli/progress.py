@@ -9,8 +9,10 @@ import datetime
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
+from rich.console import RenderableType
+from rich.constrain import Constrain
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
 from rich.table import Column
 from rich.text import Text
@@ -45,7 +47,7 @@ def format_metrics(metrics: dict, shows_speed: bool = True) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    return str(datetime.timedelta(seconds=round(seconds)))
+    return str(datetime.timedelta(seconds=round(seconds))).removeprefix('0:')
 
 
 class StatusColumn(ProgressColumn):
@@ -59,26 +61,41 @@ class StatusColumn(ProgressColumn):
         return Text(self.format_status(task))
 
 
+class Bars(Progress):
+    """Bars that leave the last columns of the terminal free, where it shows ^C."""
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        table = self.make_tasks_table(self.tasks)
+        yield Constrain(table, self.console.width - 2) if self.tasks else table  # there is no console in __init__
+
+
 class ProgressDisplay:
     """Progress display of runs; as a context manager it shows the bars, and removes them at the end.
 
     Args:
         console: The console to print to.
         suppressed_errors: Errors of printing that are suppressed.
+        auto_refresh: Whether a thread refreshes the bars; with it, lines of several threads may leave a bar behind.
     """
 
-    def __init__(self, console: terminal.Console, suppressed_errors: tuple[type[Exception], ...] = (OSError,)):
+    def __init__(
+        self,
+        console: terminal.Console,
+        suppressed_errors: tuple[type[Exception], ...] = (OSError,),
+        auto_refresh: bool = True,
+    ):
         self.console = console
         self.suppressed_errors = suppressed_errors
         self.is_live = terminal.is_live(console)
-        self.bars = Progress(
+        self.bars = Bars(
             TextColumn('{task.description}', markup=False),
             BarColumn(None),  # it takes what the other columns leave
-            MofNCompleteColumn(),
+            MofNCompleteColumn(table_column=Column(no_wrap=True)),
             StatusColumn(lambda task: self.format_status(task, console.width >= WIDE_CONSOLE)),
             console=console,
             transient=True,
             disable=not self.is_live,
+            auto_refresh=auto_refresh,
             speed_estimate_period=SPEED_SECONDS,
         )
         self.all_runs: Task | None = None
@@ -160,7 +177,7 @@ class ProgressDisplay:
         """Remove the bar of a run that has ended, and print its newest metrics and its outcome."""
         task = self.bars.tasks[key]
         if self.is_live and task.fields['metrics']:
-            self.print_metrics(task)
+            self.print_line(f'{self.format_steps(task)}  {format_metrics(task.fields["metrics"])}'.rstrip())
         self.bars.update(key, visible=False)
         line = f'{task.description}  {outcome}'
         if self.all_runs:
@@ -259,13 +276,13 @@ class SweepDisplay(ProgressDisplay):
     """Progress display of the runs of a sweep; runs with an outcome, which are not trained again, count as done."""
 
     def __init__(self, runs: Sequence[SweepRun]) -> None:
-        super().__init__(terminal.make_console(stderr=True))
+        super().__init__(terminal.make_console(stderr=True), auto_refresh=False)
         self.add_all_runs(
             sum(run.spec.optimizer.steps for run in runs),
             sum(run.spec.optimizer.steps for run in runs if run.outcome != 'to do'),
         )
         self.followers: dict[int, RunFollower] = {}
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
 
     def on_run_begin(self, label: str, run: SweepRun) -> None:
         with self.lock:
@@ -278,6 +295,12 @@ class SweepDisplay(ProgressDisplay):
             for follower in self.followers.values():
                 if follower.is_due():
                     self.show(follower)
+            with contextlib.suppress(*self.suppressed_errors):
+                self.bars.refresh()
+
+    def print_line(self, text: str) -> None:
+        with self.lock:
+            super().print_line(text)
 
     def show(self, follower: RunFollower) -> None:
         """Show what a run has written; the run itself tells about a folder that cannot be read."""
@@ -291,8 +314,7 @@ class SweepDisplay(ProgressDisplay):
         """Show a line from the process of a run, except how it has ended: the sweep tells that itself."""
         text = line.decode(errors='backslashreplace').removesuffix('\n')
         if text.strip() and not text.startswith('sinklab train: '):
-            with self.lock:
-                self.print_line(f'{run}: {text}')
+            self.print_line(f'{run}: {text}')
 
     def on_run_end(self, run: SweepRun) -> None:
         is_stopped = run.outcome == 'to do'

@@ -31,7 +31,7 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
     folder = parse_path(args.run)
     if not is_sweep(folder):
         read_spec(RunDir(folder))  # raises if the folder holds no run
-    with contextlib.suppress(KeyboardInterrupt), ProgressDisplay(terminal.make_console(), ()) as display:
+    with contextlib.suppress(KeyboardInterrupt), ProgressDisplay(terminal.make_console(), (), False) as display:
         follow_runs(folder, display)
     return 0
 
@@ -66,6 +66,7 @@ def follow_runs(folder: Path, display: ProgressDisplay) -> None:
                 display.end(followers.pop(path).key, describe_outcome(RunDir(path)))
         if is_over and not followers:
             return
+        display.bars.refresh()
         time.sleep(REMOTE_POLL_SECONDS if is_remote(folder) else POLL_SECONDS)
 
 
