@@ -72,6 +72,20 @@ def test_follower_reports_each_record_once_in_order(folder):
     assert display.lines[1:] == ['tiny  attention: chunked', 'tiny  resumes after step 4']
 
 
+def test_follower_of_resumed_run_skips_earlier_attempts(folder):
+    write_attempts(folder, dense=0)
+    append_metrics(folder, format_record(1) + format_record(2))
+    display = RecordingDisplay()
+    follower = RunFollower(display, 'tiny', 8, folder)
+    follower.skip()
+    follower.poll()
+    assert (display.steps, display.lines) == ([], [])
+    write_attempts(folder, dense=0, chunked=2)
+    append_metrics(folder, format_record(3))
+    follower.poll()
+    assert (display.steps, display.lines[0]) == ([3], 'tiny  attention: chunked')
+
+
 def test_follower_starts_with_last_measurement_and_newest_record(folder):
     for step in range(1, 9):
         append_metrics(folder, format_record(step, **({'sink/1': 0.5} if step in (3, 6) else {})))

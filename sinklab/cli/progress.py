@@ -253,6 +253,11 @@ class RunFollower(ProgressCallback):
         """Return whether it is time for the next poll; a bucket is read seldom, where files are read whole."""
         return time.monotonic() > self.poll_time + (REMOTE_POLL_SECONDS if is_remote(self.run_dir.path) else 0)
 
+    def skip(self) -> None:
+        """Leave out what the folder has already, of earlier attempts."""
+        self.num_attempts = len(self.run_dir.read_environment().get('attempts', []))
+        self.num_lines = len(self.run_dir.read_metric_lines())
+
     def poll(self) -> None:
         """Show a new attempt and new records; at first, the newest Sink_1 and the newest record."""
         self.poll_time = time.monotonic()
@@ -287,14 +292,16 @@ class SweepDisplay(ProgressDisplay):
     def on_run_begin(self, label: str, run: SweepRun) -> None:
         with self.lock:
             self.print_line(label)
-            self.followers[id(run)] = RunFollower(self, str(run), run.spec.optimizer.steps, run.run_dir)
+            follower = RunFollower(self, str(run), run.spec.optimizer.steps, run.run_dir)
+            self.suppress_read_errors(follower.skip)
+            self.followers[id(run)] = follower
 
     def poll(self) -> None:
         """Show what the running runs have written since the last call."""
         with self.lock:
             for follower in self.followers.values():
                 if follower.is_due():
-                    self.show(follower)
+                    self.suppress_read_errors(follower.poll)
             with contextlib.suppress(*self.suppressed_errors):
                 self.bars.refresh()
 
@@ -302,10 +309,10 @@ class SweepDisplay(ProgressDisplay):
         with self.lock:
             super().print_line(text)
 
-    def show(self, follower: RunFollower) -> None:
-        """Show what a run has written; the run itself tells about a folder that cannot be read."""
+    def suppress_read_errors(self, read: Callable[[], None]) -> None:
+        """Read the folder of a run; the run itself tells about a folder that cannot be read."""
         try:
-            follower.poll()
+            read()
         except Exception as error:
             if not is_storage_error(error) and not isinstance(error, DamagedFileError):
                 raise
@@ -322,5 +329,5 @@ class SweepDisplay(ProgressDisplay):
         outcome = 'stopped' if is_stopped else run.outcome
         with self.lock:
             follower = self.followers.pop(id(run))
-            self.show(follower)
+            self.suppress_read_errors(follower.poll)
             self.end(follower.key, f'{outcome}: {message}' if message else outcome)
