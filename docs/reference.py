@@ -128,7 +128,7 @@ def list_subcommands(parser: argparse.ArgumentParser) -> Iterator[tuple[str, arg
 
 def format_command(name: str, parser: argparse.ArgumentParser, level: int) -> str:
     """Return the section of one command and of its subcommands: heading and help text."""
-    parser.formatter_class = functools.partial(argparse.RawDescriptionHelpFormatter, width=100)
+    parser.formatter_class = functools.partial(argparse.RawDescriptionHelpFormatter, width=76)
     heading = f'{"#" * level} `sinklab {name}` {{ #sinklab-{name.replace(" ", "-")} }}'
     subcommands = (format_command(f'{name} {sub}', item, level + 1) for sub, item in list_subcommands(parser))
     return f'{heading}\n\n```text\n{parser.format_help().strip()}\n```\n\n' + ''.join(subcommands)

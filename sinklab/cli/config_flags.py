@@ -230,8 +230,7 @@ def build_config(module: Any, config_path: str, size: str | None) -> Any:
 
 def get_row_name(module: Any, name: str) -> str:
     """Return the name of a row that is given by its name or an alias (table() in configs/table.py)."""
-    aliases: dict[str, str] = getattr(module.get_config, 'aliases', {})
-    return aliases.get(name, name)
+    return getattr(module.get_config, 'aliases', {}).get(name, name)
 
 
 def get_row_info(module: Any, file: str, row: str, values: dict[str, Any]) -> dict:
