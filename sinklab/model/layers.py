@@ -248,8 +248,9 @@ class Gate(nnx.Module):
 
     def compute(self, x_BTD: jax.Array, value_BTHK: jax.Array) -> jax.Array:
         """Compute the gate, from 0 to 1."""
-        equation, inputs = ('BTD', x_BTD) if self.kind.input == 'x' else ('BTHD', value_BTHK)
-        return jax.nn.sigmoid(param_einsum(f'{equation},DHK->BTHK', inputs, self.weight_DHK))
+        if self.kind.input == 'x':
+            return jax.nn.sigmoid(param_einsum('BTD,DHK->BTHK', x_BTD, self.weight_DHK))
+        return jax.nn.sigmoid(param_einsum('BTHD,DHK->BTHK', value_BTHK, self.weight_DHK))
 
 
 class Exclusion(nnx.Module):
