@@ -70,7 +70,7 @@ OTHER_MODELS = [
     dict(model__combination='add_wide', model__gate='value', model__head_norm=True, optimizer__name='orthoadam'),
     dict(model__gate='value_state', model__qk_norm=True, model__mask__document=True),
     dict(model__position='learned', data__positions='reset'),
-    dict(model__kv_heads=2, model__tied=True, model__qkv_bias=True, optimizer__name='muon'),
+    dict(model__kv_heads=2, model__tied=True, model__qkv_bias=True, model__forget_gate=True, optimizer__name='muon'),
     dict(model__attention__feature_map='mlp', model__mask__prefix=3, optimizer__name='muon'),
     dict(
         optimizer__name='sgd',
