@@ -7,7 +7,8 @@ A metric may read these arrays of a forward pass, of L layers and P sequences. S
 - `head_LPTHK`: outputs of the heads, sum_j A_ij v_j;
 - `normed_LPTD`: input of attention, the residual stream after the norm;
 - `residual_LPTD`: residual stream after each block;
-- `sink_LPCD`: residual stream of sink tokens, after each block. A model without them has no such array.
+- `sink_LPCD`: residual stream of sink tokens, after each block. A model without them has no such array, so that your
+  own metrics cannot read it.
 """
 
 import dataclasses
@@ -19,6 +20,16 @@ import numpy as np
 
 from sinklab.config.spec import Spec
 
+# The arrays that every probe has.
+PROBE_ARRAYS = (
+    'attention_LPHTS',
+    'query_LPTHK',
+    'key_LPSHK',
+    'value_LPSHK',
+    'head_LPTHK',
+    'normed_LPTD',
+    'residual_LPTD',
+)
 IMPLICIT_KEY_NORMALIZERS = ('plus_one',)  # normalizers that are softmax with a column whose key and value are zero
 
 

@@ -2,11 +2,13 @@
 
 import dataclasses
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
 
+from sinklab.config.registration import PLACES, record_names
+from sinklab.errors import UserError, format_unknown_name
 from sinklab.metrics import (
     angles,
     bigram_backcopy,
@@ -19,6 +21,7 @@ from sinklab.metrics import (
     sink_position,
 )
 from sinklab.metrics.metric import (
+    PROBE_ARRAYS,
     Arrays,
     Metric,
     MetricContext,
@@ -28,15 +31,16 @@ from sinklab.metrics.metric import (
     merge_disjoint,
 )
 
-Metrics = tuple[Metric, ...]
-METRICS = (
+Metrics = Sequence[Metric]
+# Metrics of probes. `register_metric` adds those of users.
+METRICS = [
     *sink.METRICS,
     *entropy.METRICS,
     *norms.CONTRIBUTION_METRICS,
     *norms.METRICS,
     *angles.METRICS,
     *bigram_backcopy.METRICS,
-)
+]
 # Metrics of finished models only: they take too much time or space for every probe of a training run.
 OFFLINE_METRICS = (
     *angles.OFFLINE_METRICS,
@@ -53,6 +57,31 @@ VALID_LOSS = MetricInfo('valid/loss', 'valid loss', 'Mean cross-entropy of held-
 # The number and the figure that are shown where only one is.
 HEADLINE_METRIC = next(info for info in METRIC_INFOS if info.name == 'sink/1')
 HEADLINE_FIGURE = next(figure for figure in FIGURES if figure.array_name == 'alpha_LPHJ')
+
+
+def register_metric(metric: Metric) -> None:
+    """Add a metric of your own: from then on probes, `measure`, reports and sweeps have it.
+
+    Raises:
+        UserError: It reads an array that no probe has, or another metric has one of its names.
+    """
+    for name in {*metric.inputs} - {*PROBE_ARRAYS}:
+        raise UserError(format_unknown_name(f'the input {name!r} of a metric', name, PROBE_ARRAYS, 'arrays'))
+    taken = {name for other in (*METRICS, *OFFLINE_METRICS) for name in list_names(other)} | {VALID_LOSS.name}
+    names = list_names(metric)
+    record_names('metric', names, taken | {name for name in names if find_metric_info(name)})
+    METRICS[:] = [other for other in METRICS if names.isdisjoint(list_names(other))] + [metric]
+    METRIC_INFOS[:] = [info for metric in METRICS for info in metric.infos]
+    FIGURES[:] = [metric.figure for metric in METRICS if metric.figure]
+
+
+def is_registered(name: str) -> bool:
+    """Return whether a number is that of a metric of `register_metric`."""
+    return any(match_name(entry, f'metric {name}') for entry in PLACES)
+
+
+def list_names(metric: Metric) -> set[str]:
+    return {*metric.saved_arrays, *(info.name for info in metric.infos)}
 
 
 def select_applicable(context: MetricContext, metrics: Metrics = METRICS) -> list[Metric]:
@@ -72,9 +101,10 @@ def compute_arrays(forward: Arrays, context: MetricContext, metrics: Metrics) ->
     )
 
 
-def select_measurable(inputs: Collection[str]) -> Metrics:
-    """Select all metrics, OFFLINE_METRICS included, that read only some of these arrays."""
-    return tuple(metric for metric in (*METRICS, *OFFLINE_METRICS) if {*metric.inputs} <= {*inputs})
+def select_measurable(inputs: Collection[str], metrics: Metrics | None = None) -> Metrics:
+    """Select the metrics that read only some of these arrays, of all metrics, OFFLINE_METRICS included, if None."""
+    candidates = (*METRICS, *OFFLINE_METRICS) if metrics is None else metrics
+    return tuple(metric for metric in candidates if {*metric.inputs} <= {*inputs})
 
 
 def select_by_name(names: Collection[str], metrics: Metrics) -> Metrics:
