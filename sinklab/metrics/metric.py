@@ -192,7 +192,7 @@ class FigureSpec:
 
 @dataclasses.dataclass(frozen=True)
 class Metric:
-    """A metric entry: it computes numbers from arrays of a forward pass; docs/guides/add_a_metric.md adds one.
+    """A metric entry: it computes numbers from arrays of a forward pass; docs/guides/add_a_metric.md registers one.
 
     Attributes:
         inputs: Names of the arrays that it reads, which the docstring of this module lists.
