@@ -3,6 +3,7 @@
 import json
 import re
 
+import numpy as np
 import pytest
 from tiny_specs import make_tiny_spec
 
@@ -14,6 +15,7 @@ from sinklab.config.seed_list import parse_seeds
 from sinklab.config.spec import FFN_NAMES
 from sinklab.errors import UserError
 from sinklab.metrics import registry
+from sinklab.metrics.metric import make_context
 from sinklab.model.layers import FFN_ACTIVATIONS
 from sinklab.run_dir import RunDir, read_spec
 
@@ -215,6 +217,15 @@ def test_own_file_with_errors_is_refused_in_one_line(capsys, own_file, tmp_path,
     line = get_error_line(capsys, 'train', *flags, f'--metric={own_file}')
     assert [name for name in [f'--metric={own_file}', *names] if name not in line] == []
     assert not (tmp_path / 'run').exists()
+
+
+def test_array_with_wrong_axes_is_refused(own_file):
+    own_file.write_text(REGISTRATION.replace('mean(2)', 'mean((0, 2))'))
+    load_metric_file(str(own_file))
+    context = make_context(make_tiny_spec(), 3, 0)
+    with pytest.raises(UserError) as error:
+        registry.compute_arrays({'query_LPTHK': np.ones((1, 2, 3, 4, 5))}, context, registry.METRICS[-1:])
+    assert [text for text in ('own_LPH', '(2, 4)') if text not in str(error.value)] == []
 
 
 def test_folder_of_runs_is_refused_with_their_paths(capsys, tmp_path):

@@ -94,11 +94,19 @@ def compute_probe_arrays(captured: Any, context: MetricContext, metrics: Metrics
 
 
 def compute_arrays(forward: Arrays, context: MetricContext, metrics: Metrics) -> Arrays:
-    """Compute the arrays of metrics from the arrays of a forward pass."""
-    return merge_disjoint(
+    """Compute the arrays of metrics from the arrays of a forward pass.
+
+    Raises:
+        UserError: An array has another number of axes than the letters at the end of its name.
+    """
+    arrays = merge_disjoint(
         metric.compute_arrays(*(forward[name] for name in metric.inputs), context)
         for metric in select_applicable(context, metrics)
     )
+    for name, array in arrays.items():
+        if array.ndim != len(name.rpartition('_')[2]):
+            raise UserError(f'a metric computes {name} with the shape {array.shape}; give one axis for each letter')
+    return arrays
 
 
 def select_measurable(inputs: Collection[str], metrics: Metrics | None = None) -> Metrics:
