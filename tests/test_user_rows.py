@@ -203,6 +203,7 @@ def test_registered_names_are_those_of_the_last_text_of_the_file(own_file):
     ('old', 'new', 'names'),
     [
         ('alpha/own', 'sink/2', ['sink/2', 'sinklab']),
+        ('alpha/own', 'valid/loss', ['valid/loss', 'sinklab']),
         ('double', 'swiglu', ['swiglu', 'sinklab']),
         ("'own', lambda", "'contribution', lambda", ['contribution_LH', 'sinklab']),
         ('lambda x: 2 * x)', "abs)\nregister_ffn_activation('double', abs)", ['double', ':5']),

@@ -179,8 +179,7 @@ def parse_override(argument: str) -> tuple[str, str]:
         raise UserError(
             f'{argument} is unknown; write overrides as --config.optimizer.steps=100; for other options see --help'
         )
-    path = name.removeprefix('--config.').replace('model.columns.', 'model.learned_kv.')  # its earlier name
-    return path, value
+    return name.removeprefix('--config.'), value
 
 
 def apply_overrides(config: Any, override_args: list[str]) -> dict[str, str]:

@@ -19,7 +19,7 @@ from sinklab.cli.flag_types import add_options
 from sinklab.config.spec import DtypeName
 from sinklab.errors import UserError
 from sinklab.metrics.emergence import merge_emergence
-from sinklab.metrics.registry import find_metric_info, is_registered
+from sinklab.metrics.registry import METRIC_INFOS, find_metric_info
 from sinklab.report.summary_table import format_legend
 from sinklab.storage.files import list_entries, open_writable_folder
 from sinklab.storage.paths import parse_path
@@ -137,8 +137,10 @@ def print_measurements(reports: list[dict]) -> None:
     from sinklab.analysis.measure import LOSS_INFO
 
     names = dict.fromkeys(name for report in reports for values in report['inputs'].values() for name in values)
-    infos = [info for info in (*map(find_metric_info, PRINTED_METRICS), LOSS_INFO) if info.name in names]
-    infos += [find_metric_info(name) for name in names if name.startswith('sink/1/T') or is_registered(name)]
+    table_infos = [info for info in METRIC_INFOS if info.in_table]
+    all_infos = dict.fromkeys([*map(find_metric_info, PRINTED_METRICS), *table_infos, LOSS_INFO])
+    infos = [info for info in all_infos if info.name in names]
+    infos += [find_metric_info(name) for name in names if name.startswith('sink/1/T')]
     headings = ['model', 'inputs', *(info.label for info in infos), 'published Sink_1']
     rows = []
     for report in reports:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sinklab.config.registration import PLACES, record_names
+from sinklab.config.registration import record_names
 from sinklab.errors import UserError, format_unknown_name
 from sinklab.metrics import (
     angles,
@@ -52,6 +52,8 @@ OFFLINE_METRICS = (
 METRIC_INFOS = [info for metric in METRICS for info in metric.infos]
 OFFLINE_METRIC_INFOS = [info for metric in OFFLINE_METRICS for info in metric.infos]
 FIGURES = [metric.figure for metric in METRICS if metric.figure]
+# Numbers of records that are no metrics, or the first parts of their names.
+OTHER_NUMBERS = 'step', 'seconds', 'train', 'valid', 'speed', 'data', 'loss', 'perplexity', 'fails', 'emergence'
 # A number that tables and figures show and that is not a metric of a probe.
 VALID_LOSS = MetricInfo('valid/loss', 'valid loss', 'Mean cross-entropy of held-out windows.', 'nats')
 # The number and the figure that are shown where only one is.
@@ -67,17 +69,15 @@ def register_metric(metric: Metric) -> None:
     """
     for name in {*metric.inputs} - {*PROBE_ARRAYS}:
         raise UserError(format_unknown_name(f'the input {name!r} of a metric', name, PROBE_ARRAYS, 'arrays'))
-    taken = {name for other in (*METRICS, *OFFLINE_METRICS) for name in list_names(other)} | {VALID_LOSS.name}
+    tuples = {name: tuple(getattr(metric, name)) for name in ('inputs', 'infos', 'saved_arrays')}  # hashable
+    metric = dataclasses.replace(metric, **tuples)
     names = list_names(metric)
-    record_names('metric', names, taken | {name for name in names if find_metric_info(name)})
+    saved_arrays = {name for other in (*METRICS, *OFFLINE_METRICS) for name in other.saved_arrays}
+    taken = {name for name in names if find_metric_info(name) or name.partition('/')[0] in OTHER_NUMBERS}
+    record_names('metric', names, saved_arrays | taken)
     METRICS[:] = [other for other in METRICS if names.isdisjoint(list_names(other))] + [metric]
     METRIC_INFOS[:] = [info for metric in METRICS for info in metric.infos]
     FIGURES[:] = [metric.figure for metric in METRICS if metric.figure]
-
-
-def is_registered(name: str) -> bool:
-    """Return whether a number is that of a metric of `register_metric`."""
-    return any(match_name(entry, f'metric {name}') for entry in PLACES)
 
 
 def list_names(metric: Metric) -> set[str]:
