@@ -59,7 +59,6 @@ class AttentionMatrices:
         """Draw the attention matrix of one head.
 
         If several matrices fit the arguments, the one with the largest mean attention to the first token is drawn.
-        Arguments are indices and count from 0. The title counts layers and heads from 1, as reports do.
 
         Args:
             layer: The layer of the model, from 0; None: any.
@@ -82,7 +81,7 @@ class AttentionMatrices:
             image = axes.imshow(self.matrix_LHTS[index, head], cmap='viridis', vmin=0)
             axes.set_xticks(range(len(self.keys)), map(format_token, self.keys), rotation=90, fontsize=7)
             axes.set_yticks(range(len(self.queries)), map(format_token, self.queries), fontsize=7)
-            axes.set(xlabel='key', ylabel='query', title=f'layer {self.layers[index] + 1}, head {head + 1}')
+            axes.set(xlabel='key', ylabel='query', title=f'layer {self.layers[index]}, head {head}')
             figure.colorbar(image, shrink=0.6, label='attention')
         return figure
 
@@ -163,9 +162,8 @@ class OpenedModel:
         arrays = self._apply(edit, ids_PT.shape[1]).capture(ids_PT, extract_attention)
         tokens = self.subject.decode_tokens(ids_PT[0])
         matrix_LHTS = arrays['attention_LPHTS'][:, 0]
-        layers = self.subject.array_layers.get('attention_LPHTS') or range(1, len(matrix_LHTS) + 1)
-        layers = tuple(layer - 1 for layer in layers)
-        return AttentionMatrices(matrix_LHTS, tokens, [*self.subject.learned_key_names, *tokens], layers)
+        layers = self.subject.array_layers.get('attention_LPHTS') or range(len(matrix_LHTS))
+        return AttentionMatrices(matrix_LHTS, tokens, [*self.subject.learned_key_names, *tokens], tuple(layers))
 
     def measure(
         self,

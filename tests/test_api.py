@@ -75,7 +75,7 @@ def test_plot_selects_strongest_matrix_of_selection():
         (dict(head=1), 3, 1),
     ]:
         axes = result.plot(**selection).axes[0]
-        assert axes.get_title() == f'layer {layer + 1}, head {head + 1}', selection
+        assert axes.get_title() == f'layer {layer}, head {head}', selection
         np.testing.assert_array_equal(axes.images[0].get_array(), matrix_LHTS[layer // 2, head])
     for selection in (dict(layer=0), dict(layer=1, head=2), dict(head=-1)):
         with pytest.raises(UserError):

@@ -127,7 +127,7 @@ def test_rows_json_lists_published_values(capsys):
         fields = {'config', 'row', 'diff', 'published', 'source', 'size', 'equals_baseline'}
         assert set(row) - {'note', 'not_measured'} == fields
     [softpick] = [row for row in rows if (row['config'], row['row']) == ('configs/attention.py', 'softpick')]
-    assert softpick['not_measured'] == ['sink_rate', 'kurtosis', 'sparsity']
+    assert softpick['not_measured'] == ['sink_rate', 'kurtosis']
     assert main(['rows', '--config=configs/quickstart.py', '--json']) == 0
     table = json.loads(capsys.readouterr().out)
     assert table == [row for row in rows if row['config'] == 'configs/quickstart.py']

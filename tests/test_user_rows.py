@@ -1,5 +1,6 @@
 """Rows, metrics and FFN activations of a user's file, and the rows and seeds of a sweep."""
 
+import argparse
 import json
 import re
 
@@ -109,6 +110,11 @@ def test_row_diff_is_equal_in_description_record_and_spec(config_file, row, size
         assert getattr(getattr(spec, part), field) == pytest.approx(value)
 
 
+def test_description_resolves_kv_heads(config_file):
+    changes, _ = load_changes(f'{config_file}:softmax', ['--config.model.kv_heads=2'], 'quickstart')
+    assert changes == [('model.kv_heads', '4', '2')]
+
+
 def test_description_of_row_has_overrides(config_file):
     overrides = ['--config.optimizer.weight_decay=0.7', '--config.seed=3']
     changes, record = load_changes(f'{config_file}:decay', overrides, 'smoke')
@@ -126,6 +132,17 @@ def test_rows_command_lists_values_of_size_and_marks_rows_equal_to_baseline(caps
     assert main(['rows', f'--config={config_file}', '--size=quickstart']) == 0
     (heads,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith(' heads'))
     assert 'heads=4, as the baseline' in heads
+
+
+@pytest.mark.parametrize('file', ['attention', 'quickstart', 'natural'])
+def test_alias_of_row_stands_for_its_name(file):
+    path = f'configs/{file}.py'
+    assert load_spec(f'{path}:sigmoid_apple', []) == load_spec(f'{path}:sigmoid_minus_log_t', [])
+    module, rows = sweep.select_rows(argparse.Namespace(config=path, rows='softmax,sigmoid_apple'))
+    assert rows == ['softmax', 'sigmoid_minus_log_t']
+    spec, _ = load_spec(f'{path}:sigmoid_apple', [])
+    assert 'offset 0 -> -1 (times log T)' in describe_changes(module, spec, None)
+    assert 'sigmoid_apple' not in module.ROWS
 
 
 def test_row_name_may_contain_a_colon(config_file):

@@ -270,20 +270,20 @@ class HFModel(MeasurableModel):
         names = sorted({name for layer in layer_arrays for name in layer})
         self.available_arrays = tuple(map(add_layer_axis, names))
         self.array_layers = {
-            add_layer_axis(name): tuple(number for number, layer in enumerate(layer_arrays, 1) if name in layer)
+            add_layer_axis(name): tuple(number for number, layer in enumerate(layer_arrays) if name in layer)
             for name in names
         }
         self.num_heads = next(layer['attention_PHTS'].shape[1] for layer in layer_arrays if 'attention_PHTS' in layer)
         self.editable_arrays = find_editable_arrays(layer_arrays, self.num_heads)
         self.edits: tuple[Edit, ...] = ()
         self.remarks = gguf.read_remarks(self.model_dir)
-        layers = range(1, len(layer_arrays) + 1)
+        layers = range(len(layer_arrays))
         # State-space, convolution and linear attention layers have no attention matrix.
         self.layers_without_attention = sorted({*layers} - {*self.array_layers['attention_LPHTS']})
         if lacking := self.layers_without_attention:
             self.remarks.append(
-                f'{len(lacking)} of {len(layers)} layers have no attention matrix ({", ".join(map(str, lacking))}); '
-                f'numbers of heads cover only the other {len(layers) - len(lacking)}'
+                f'{len(lacking)} of {len(layers)} layers have no attention matrix (from 0: '
+                f'{", ".join(map(str, lacking))}); numbers of heads cover only the other {len(layers) - len(lacking)}'
             )
         if 'residual_LPTD' not in self.available_arrays:
             self.remarks.append('its layers do not return one hidden state per token; their numbers are omitted')

@@ -33,8 +33,7 @@ class MeasurableModel(abc.ABC):
         position: The kind of position encoding, as in `model.position` of the config.
         available_arrays: The names of the arrays that a forward pass gives for all layers, or for all layers with
             attention.
-        array_layers: The layers, from 1 as in reports, that have an array; an array that is not listed exists in all
-            layers. `EditableArray.layers` counts from 0.
+        array_layers: The layers, from 0, that have an array; an array that is not listed exists in all layers.
         editable_arrays: The places where each target can be edited, without targets that cannot be edited.
         learned_key_names: The names of the keys before the text that are no tokens of it, such as learned sinks.
         remarks: Sentences that say where parameters come from, and what is not measured, and why.

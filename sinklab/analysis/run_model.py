@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
@@ -31,6 +32,7 @@ from sinklab.data.tokenizer import Tokenizer, compute_tokenizer_digest, encode_l
 from sinklab.errors import UserError
 from sinklab.loss_mask import is_in_loss, strip_loss_mask
 from sinklab.metrics.metric import PROBE_ARRAYS, Arrays, MetricContext, extract_arrays, make_context
+from sinklab.metrics.norms import compute_norms
 from sinklab.model.attention import get_value_width
 from sinklab.model.learned_kv import LEARNED_KV_KINDS, count_learned_kv
 from sinklab.model.transformer import compute_logits
@@ -38,7 +40,7 @@ from sinklab.parallel import sharding
 from sinklab.parallel.device_mesh import make_one_device_mesh
 from sinklab.run_dir import RunDir, read_spec
 from sinklab.train import sink_probe, state
-from sinklab.train.step import make_hidden_states_fn
+from sinklab.train.step import make_hidden_states_fn, make_loss
 from sinklab.train.validation_loss import make_token_loss
 
 MAX_BATCH_BYTES = 1 << 30  # bytes of captured arrays, or of logits, of a batch
@@ -69,7 +71,8 @@ class RunModel(MeasurableModel):
         # None: losses come from the attention backend of training. (): from full attention matrices, as with edits.
         self.edits: tuple[Edit, ...] | None = None
         has_learned_tokens = LEARNED_KV_KINDS[model.learned_kv.kind].tokens_class.num_tokens > 0
-        self.available_arrays = (*PROBE_ARRAYS, *['sink_LPCD'] * has_learned_tokens)
+        optional_arrays = {'sink_LPCD': has_learned_tokens, 'gate_LPTH': model.gate != 'none'}
+        self.available_arrays = (*PROBE_ARRAYS, *(name for name, exists in optional_arrays.items() if exists))
         layers = range(model.layers)
         self.editable_arrays = dict(
             attention=EditableArray(layers, model.heads),
@@ -152,17 +155,29 @@ class RunModel(MeasurableModel):
         self.check_length(ids_PT)
         return self.run_edited(extract, ids_PT, position_T, on_progress)
 
-    def compute_token_losses(self, ids_PT: np.ndarray, position_T: np.ndarray | None = None) -> np.ndarray:
+    def compute_token_losses(
+        self, ids_PT: np.ndarray, position_T: np.ndarray | None = None, bits: int | None = None
+    ) -> np.ndarray:
+        """Return loss_PT; with `bits`, of the model without edits after simulated quantization (`param_einsum`)."""
         self.check_length(ids_PT)
-        if self.edits is None:
-            arrays = self.score_tokens(ids_PT, position_T)
+        if self.edits is None or bits:
+            arrays = self.score_tokens(ids_PT, position_T, bits)
         else:
             arrays = self.run_edited(None, ids_PT, position_T)
         return np.where(is_in_loss(ids_PT[:, 1:]), arrays['loss_LPT'][0], np.nan)
 
-    def score_tokens(self, ids_PT: np.ndarray, position_T: np.ndarray | None = None) -> dict[str, np.ndarray]:
+    def compute_gradient_norms(self, ids_PT: np.ndarray, position_T: np.ndarray | None = None) -> np.ndarray:
+        """Return norm_LPT of the gradient of the loss at the normalized input of attention, without edits."""
+        program = jit_gradient_norms(self.spec, make_hashable(None if position_T is None else position_T[:-1]))
+        sequence_bytes = sink_probe.estimate_sequence_bytes(self.spec.model, ids_PT.shape[1])
+        # The backward pass keeps about twice as many arrays as a capture.
+        return self.run_on_device(program, ids_PT, 3 * sequence_bytes)['norm_LPT']
+
+    def score_tokens(
+        self, ids_PT: np.ndarray, position_T: np.ndarray | None = None, bits: int | None = None
+    ) -> dict[str, np.ndarray]:
         """Return loss_LPT and is_greedy_LPT of every token but the first, where L is 1, without edits."""
-        program = jit_token_scores(self.spec, make_hashable(None if position_T is None else position_T[:-1]))
+        program = jit_token_scores(self.spec, make_hashable(None if position_T is None else position_T[:-1]), bits)
         return self.run_on_device(program, ids_PT, 4 * ids_PT.shape[1] * self.vocabulary)
 
     def run_edited(
@@ -227,9 +242,32 @@ def jit_forward(
 
 
 @functools.lru_cache(maxsize=16)
-def jit_token_scores(spec: Spec, positions: tuple[int, ...] | None) -> Callable:
+def jit_gradient_norms(spec: Spec, positions: tuple[int, ...] | None) -> Callable:
+    """Return the jitted function (params, ids_PT of T + 1) -> norm_LPT of the gradient at the input of attention."""
+
+    def program(params: dict, ids_PT: jax.Array) -> Arrays:
+        def compute_loss(change_LPTD: jax.Array) -> jax.Array:
+            def add_change(
+                layer: jax.Array, target: str, array_BSHX: jax.Array, num_before: int, *is_visible: jax.Array
+            ) -> jax.Array:
+                if target != 'normed':
+                    return array_BSHX
+                return array_BSHX.at[:, num_before:, 0].add(change_LPTD[layer].astype(array_BSHX.dtype))
+
+            options = dict(capture=True, edit=add_change, **make_position_kwargs(positions))
+            return make_loss(spec, spec.model.mask.prefix or 1, **options)(params, ids_PT)
+
+        num_texts, num_tokens = ids_PT.shape
+        shape = spec.model.layers, num_texts, num_tokens - 1, spec.model.width
+        return {'norm_LPT': compute_norms(jax.grad(compute_loss)(jnp.zeros(shape)))}
+
+    return jax.jit(program, **state.get_replicated_jit_options(spec, make_one_device_mesh()))
+
+
+@functools.lru_cache(maxsize=16)
+def jit_token_scores(spec: Spec, positions: tuple[int, ...] | None, bits: int | None) -> Callable:
     """Return the jitted function (params, ids_PT) -> loss_LPT and is_greedy_LPT, where L is 1."""
-    program = make_token_loss(spec, make_one_device_mesh(), **make_position_kwargs(positions))
+    program = make_token_loss(spec, make_one_device_mesh(), bits=bits, **make_position_kwargs(positions))
 
     def compute(params: dict, ids_PT: jax.Array) -> Arrays:
         loss_PT, is_greedy_PT = program(params, ids_PT)

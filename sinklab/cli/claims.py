@@ -167,7 +167,8 @@ def collect_published_numbers(claims: dict) -> dict[str, dict]:
     published = {}
     for row in {reading.row for claim in claims.values() for reading in claim.readings}:
         file, name = config_flags.split_config_path(get_config_path(row))
-        published[row] = config_flags.load_config_module(file).ROWS[name].get('published', {})
+        module = config_flags.load_config_module(file)
+        published[row] = config_flags.get_row_info(module, file, name, {})['published']
     return published
 
 

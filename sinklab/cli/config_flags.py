@@ -89,14 +89,19 @@ def describe_changes(module: Any, spec: Spec, size: str | None) -> str | None:
     baseline = get_baseline(module, size)
     if baseline is None:
         return None
+    old_values = baseline | {'model.kv_heads': baseline['model.kv_heads'] or baseline['model.heads']}
+    new_values = flatten_dict(dataclasses.asdict(spec))
+    shown_values = new_values | {'model.kv_heads': spec.model.num_kv_heads}
     changes = {
-        path: f'{path} {format_value(baseline.get(path))} -> {format_value(value)}'
-        for path, value in flatten_dict(dataclasses.asdict(spec)).items()
+        path: f'{path} {format_value(old_values.get(path))} -> {format_value(shown_values[path])}'
+        for path, value in new_values.items()
         if path not in ('seed', 'data.seed') and baseline.get(path) != value
     }
     similarity, normalizer = 'model.attention.similarity', 'model.attention.normalizer'
     if similarity in changes and normalizer not in changes:
         changes[similarity] += f', {normalizer} stays {baseline[normalizer]}'
+    if (offset := 'model.attention.offset') in changes:
+        changes[offset] += ' (times log T)'
     return f'at size {size}: {"; ".join(changes.values()) or "equal to the baseline"}'
 
 
@@ -223,6 +228,12 @@ def build_config(module: Any, config_path: str, size: str | None) -> Any:
         raise UserError(f'{flags}: {format_config_error(error, module.__file__)}') from error
 
 
+def get_row_name(module: Any, name: str) -> str:
+    """Return the name of a row that is given by its name or an alias (table() in configs/table.py)."""
+    aliases: dict[str, str] = getattr(module.get_config, 'aliases', {})
+    return aliases.get(name, name)
+
+
 def get_row_info(module: Any, file: str, row: str, values: dict[str, Any]) -> dict:
     """Return the file of a row, its name, its diff, its published numbers and their source.
 
@@ -232,6 +243,7 @@ def get_row_info(module: Any, file: str, row: str, values: dict[str, Any]) -> di
         row: The name of the row.
         values: The flattened config of the row, whose values the diff then has; values that it lacks are text.
     """
+    row = get_row_name(module, row)
     info = dict(config=file, row=row, diff={}, published={}, source='') | getattr(module, 'ROWS', {}).get(row, {})
     return info | dict(diff={path: values.get(path, str(value)) for path, value in info['diff'].items()})
 

@@ -35,7 +35,7 @@ COMMANDS = {
 }
 EPILOG = """example:
   sinklab rows --config=configs/quickstart.py
-  sinklab sweep --config=configs/quickstart.py --rows=softmax,sigmoid_apple --workdir=runs/quickstart --report
+  sinklab sweep --config=configs/quickstart.py --rows=softmax,sigmoid_minus_log_t --workdir=runs/quickstart --report
   sinklab train --config=configs/quickstart.py:softmax --workdir=runs/softmax
   sinklab measure runs/softmax
   sinklab VERB --help  # options and examples of a verb"""

@@ -7,7 +7,7 @@ rows, such as --config.optimizer.steps=500.
 
 example:
   sinklab sweep --config=configs/quickstart.py --seeds=3 --workdir=runs/sweep
-  sinklab sweep --config=configs/quickstart.py --rows=softmax,sigmoid_apple --jobs=2 --workdir=runs/two --report
+  sinklab sweep --config=configs/quickstart.py --rows=softmax,sigmoid_minus_log_t --jobs=2 --workdir=runs/two --report
 """
 
 import argparse
@@ -35,7 +35,7 @@ from sinklab.sweep.run import run_sweep
 
 LEFT_COLUMNS = 'row', 'end', 'claim', 'statement', 'source', 'verdict'
 WRAP_COLUMNS = 'end', 'statement', 'source', 'verdict'  # columns that are wrapped on a narrow terminal
-ROWS_OPTION = str, 'ROW,...', 'only these rows, such as softmax,sigmoid_apple; the first is the baseline'
+ROWS_OPTION = str, 'ROW,...', 'only these rows, such as softmax,sigmoid; the first is the baseline'
 SEEDS_OPTION = str, 'N | SEED,...', f'{SEEDS_HELP} (default: %(default)s)'
 JOBS_OPTION = positive_int, 'N', 'train N runs at once, each on its share of the cores, such as 2 (default: 1)'
 
@@ -124,9 +124,12 @@ def select_rows(args: argparse.Namespace) -> tuple[Any, list[str]]:
     table = getattr(module, 'ROWS', {})
     if not table:
         raise UserError(f'--config={file} has no rows; sinklab rows lists the files that have rows')
-    names = list(table) if args.rows is None else args.rows.split(',')
+    given_names = list(table) if args.rows is None else args.rows.split(',')
+    names = [config_flags.get_row_name(module, name) for name in given_names]
     for name in names:
-        if name not in table or names.count(name) > 1:
+        if names.count(name) > 1:
+            raise UserError(f'--rows={args.rows} names {name!r} twice; name each row once')
+        if name not in table:
             raise UserError(format_unknown_name(f'--rows={args.rows}: row {name!r}', name, table, f'rows of {file}'))
     return module, names
 

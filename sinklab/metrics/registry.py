@@ -13,6 +13,7 @@ from sinklab.metrics import (
     angles,
     bigram_backcopy,
     entropy,
+    heads,
     hidden_states,
     massive_activations,
     norms,
@@ -40,6 +41,7 @@ METRICS = [
     *norms.METRICS,
     *angles.METRICS,
     *bigram_backcopy.METRICS,
+    *heads.METRICS,
 ]
 # Metrics of finished models only: they take too much time or space for every probe of a training run.
 OFFLINE_METRICS = (
@@ -48,9 +50,31 @@ OFFLINE_METRICS = (
     *hidden_states.METRICS,
     *sink_position.METRICS,
     *propositions.METRICS,
+    *heads.OFFLINE_METRICS,
 )
 METRIC_INFOS = [info for metric in METRICS for info in metric.infos]
 OFFLINE_METRIC_INFOS = [info for metric in OFFLINE_METRICS for info in metric.infos]
+# {number that `sinklab measure` computes on request, since it needs more passes: option}.
+REQUESTED_METRIC_INFOS = {
+    MetricInfo('loss', 'loss', 'Mean of -log p of every token but the first.', 'nats'): '--loss',
+    MetricInfo(
+        'loss/int{k}',
+        'loss, int{k}',
+        'The loss after weights and inputs of all linear maps but embedding and head are rounded to the nearest of '
+        '2^k - 1 values from -m to m (m: largest |x| of an output channel, and of the input for one text).',
+        'nats',
+    ): '--quantize',
+    MetricInfo(
+        'gradient_sink_ratio',
+        'gradient sink',
+        'Norm of the gradient of the loss at the first token over the mean of the others, at the normalized input of '
+        'attention (Chen et al., 2603.17771): median over layers and texts.',
+        digits=2,
+    ): '--gradients',
+    MetricInfo(
+        'gradient_sink_ratio/{k}', 'gradient sink {k}', 'The same for one block: median over texts.', digits=2
+    ): '--gradients',
+}
 FIGURES = [metric.figure for metric in METRICS if metric.figure]
 # Numbers of records that are no metrics, or the first parts of their names.
 OTHER_NUMBERS = 'step', 'seconds', 'train', 'valid', 'speed', 'data', 'loss', 'perplexity', 'fails', 'emergence'
@@ -151,7 +175,7 @@ def select_saved_arrays(arrays: Arrays, context: MetricContext, metrics: Metrics
 
 def find_metric_info(name: str) -> MetricInfo | None:
     """Find the MetricInfo of a recorded name, such as sink/{k} with k = 2 for sink/2; None if there is none."""
-    for entry in (*METRIC_INFOS, *OFFLINE_METRIC_INFOS):
+    for entry in (*METRIC_INFOS, *OFFLINE_METRIC_INFOS, *REQUESTED_METRIC_INFOS):
         if match := match_name(entry.name, name):
             return dataclasses.replace(entry, name=name, label=entry.label.format(**match.groupdict()))
     return None

@@ -245,11 +245,12 @@ class Gate(nnx.Module):
         """Multiply an array by the gate if the gate is for `target`; return the array itself otherwise."""
         if self.kind is None or self.kind.target != target:
             return array_BTHK
-        if self.kind.input == 'x':
-            score_BTHK = param_einsum('BTD,DHK->BTHK', x_BTD, self.weight_DHK)
-        else:
-            score_BTHK = param_einsum('BTHD,DHK->BTHK', value_BTHK, self.weight_DHK)
-        return array_BTHK * jax.nn.sigmoid(score_BTHK)
+        return array_BTHK * self.compute(x_BTD, value_BTHK)
+
+    def compute(self, x_BTD: jax.Array, value_BTHK: jax.Array) -> jax.Array:
+        """Compute the gate, from 0 to 1."""
+        equation, inputs = ('BTD', x_BTD) if self.kind.input == 'x' else ('BTHD', value_BTHK)
+        return jax.nn.sigmoid(param_einsum(f'{equation},DHK->BTHK', inputs, self.weight_DHK))
 
 
 class Exclusion(nnx.Module):

@@ -11,9 +11,10 @@ from sinklab.report.sweep_table import compute_run_metrics, get_emergence_steps
 
 EXTRA_COLUMN_SENTENCES = {
     'runs': 'Number of finished runs, each with another seed.',
-    'emerges': 'Steps between which Sink_1 passes half of its last value (at start: before '
-    f'training; none: its last value is below {MIN_FINAL_RATE_PERCENT:.0f} %; 3 of 8: 3 of 8 runs end with a sink).',
-    'first head': 'First head whose mean alpha_1 stays above 0.3.',
+    'emerges': 'Steps between which Sink_1 passes half of its last value (at start: before training; none: its last '
+    f'value is at most {MIN_FINAL_RATE_PERCENT:.0f} %, or at most the one before training; 3 of 8: 3 of 8 runs end '
+    'with a sink).',
+    'first head': 'First head whose mean alpha_1 stays above 0.3; layers and heads count from 0.',
 }
 
 
