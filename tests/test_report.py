@@ -43,7 +43,7 @@ def test_run_has_written_metrics_and_probes(tmp_path):
     row = summary_table.make_run_row(run)
     expected = {'run': 'softmax', 'step': 20, 'sink/1': 40.0, 'sink/star': None, 'alpha/1': 0.3}
     assert {name: row[name] for name in expected} == expected
-    cells = dict(zip(summary_table.RUN_HEADINGS, summary_table.format_run_cells(row), strict=True))
+    cells = dict(zip(summary_table.list_run_headings(), summary_table.format_run_cells(row), strict=True))
     expected = {
         'Sink_1': '40.0 %',
         'Sink_*': '-',

@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 import json
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import PurePath
 from typing import Any
 
@@ -227,16 +227,10 @@ class MetricExtractor:
     """
 
     context: MetricContext
-    names: tuple[str, ...] | None = None  # as in `measure_model`
+    metrics: registry.Metrics
 
     def __call__(self, arrays: dict[str, Any]) -> Arrays:
-        return registry.compute_arrays(arrays, self.context, select_metrics(arrays, self.names))
-
-
-def select_metrics(available_arrays: Collection[str], names: tuple[str, ...] | None) -> registry.Metrics:
-    """Select the metrics that these arrays allow and, for the `names` of `measure_model`, that give those."""
-    metrics = registry.select_measurable(available_arrays)
-    return metrics if names is None else registry.select_by_name(names, metrics)
+        return registry.compute_arrays(arrays, self.context, registry.select_measurable(arrays, self.metrics))
 
 
 def measure_model(
@@ -259,8 +253,10 @@ def measure_model(
         **overrides: Fields of the MetricContext to change.
     """
     context = model.make_context(ids_PT.shape[1], **overrides)
-    metrics = select_metrics(model.available_arrays, names)
-    captured = model.capture(ids_PT, MetricExtractor(context, names), position_T, on_progress)
+    metrics = registry.select_measurable(model.available_arrays)
+    if names is not None:
+        metrics = registry.select_by_name(names, metrics)
+    captured = model.capture(ids_PT, MetricExtractor(context, metrics), position_T, on_progress)
     if context.triggers and isinstance(model, RunModel):
         captured |= dict(trigger_PT=ids_PT < model.spec.data.triggers)
     numbers = {name: float(value) for name, value in registry.compute_numbers(captured, context, metrics).items()}

@@ -31,7 +31,7 @@ from sinklab.data.run_data import PREPENDED_IDS, find_tokenizer_file
 from sinklab.data.tokenizer import Tokenizer, compute_tokenizer_digest, encode_long_text, load_tokenizer
 from sinklab.errors import UserError
 from sinklab.loss_mask import is_in_loss, strip_loss_mask
-from sinklab.metrics.metric import Arrays, MetricContext, extract_arrays, make_context
+from sinklab.metrics.metric import PROBE_ARRAYS, Arrays, MetricContext, extract_arrays, make_context
 from sinklab.metrics.norms import compute_norms
 from sinklab.model.attention import get_value_width
 from sinklab.model.learned_kv import LEARNED_KV_KINDS, count_learned_kv
@@ -45,15 +45,6 @@ from sinklab.train.validation_loss import make_token_loss
 
 MAX_BATCH_BYTES = 1 << 30  # bytes of captured arrays, or of logits, of a batch
 SOFTMAX_OPERATION = 'identity', 'exp', 'sum'
-AVAILABLE_ARRAYS = (
-    'attention_LPHTS',
-    'query_LPTHK',
-    'key_LPSHK',
-    'value_LPSHK',
-    'head_LPTHK',
-    'normed_LPTD',
-    'residual_LPTD',
-)
 
 
 class RunModel(MeasurableModel):
@@ -81,7 +72,7 @@ class RunModel(MeasurableModel):
         self.edits: tuple[Edit, ...] | None = None
         has_learned_tokens = LEARNED_KV_KINDS[model.learned_kv.kind].tokens_class.num_tokens > 0
         optional_arrays = {'sink_LPCD': has_learned_tokens, 'gate_LPTH': model.gate != 'none'}
-        self.available_arrays = (*AVAILABLE_ARRAYS, *(name for name, exists in optional_arrays.items() if exists))
+        self.available_arrays = (*PROBE_ARRAYS, *(name for name, exists in optional_arrays.items() if exists))
         layers = range(model.layers)
         self.editable_arrays = dict(
             attention=EditableArray(layers, model.heads),

@@ -126,7 +126,7 @@ def train_claim_runs(args: argparse.Namespace, extra_args: list[str], claims: di
     seeds = parse_seeds(args.seeds)
     sweep.check_no_seed_overrides(extra_args)
     readings = [reading for name in args.names or claims for reading in claims[name].readings]
-    layout_options = format_options(args, [*layout_flags.OPTIONS, 'compiled'])
+    layout_options = format_options(args, [*layout_flags.OPTIONS, 'compiled', 'metric'])
     options = [*layout_options, f'--size={size}', *extra_args]
 
     def make_command(run: plan.SweepRun) -> list[str]:

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from sinklab.config.differences import flatten_dict
+from sinklab.config.registration import PLACES
 from sinklab.config.spec import (
     NORMALIZERS_BY_SIMILARITY,
     SIMILARITIES_BY_NAME,
@@ -265,16 +266,41 @@ def load_config_module(file: str, required_name: str = 'get_config') -> Any:
         raise UserError(
             format_unknown_name(f'--config={file}', file, list_config_files(), 'give your own .py file, or one of')
         )
+    module = run_file(f'--config={file}', path)
+    if not hasattr(module, required_name):
+        raise UserError(f'--config={file} defines no {required_name}; for an example see {EXAMPLES[required_name]}')
+    check_tables(module, file)
+    return module
+
+
+def run_file(flag: str, path: Path) -> types.ModuleType:
+    """Run a Python file that a flag names; return its module."""
     module = types.ModuleType(path.stem)
     module.__file__ = str(path)
     try:
         exec(compile(path.read_bytes(), path, 'exec'), module.__dict__)  # not imported: no bytecode of an older text
     except Exception as error:
-        raise UserError(f'--config={file} does not run: {format_config_error(error, path)}') from error
-    if not hasattr(module, required_name):
-        raise UserError(f'--config={file} defines no {required_name}; for an example see {EXAMPLES[required_name]}')
-    check_tables(module, file)
+        raise UserError(f'{flag} does not run: {format_config_error(error, path)}') from error
     return module
+
+
+def load_metric_file(file: str) -> None:
+    """Run the file of --metric, which registers metrics or FFN activations.
+
+    Raises:
+        UserError: There is no such file, it raised an exception, or nothing has been registered.
+    """
+    if not Path(file).is_file():
+        raise UserError(f'--metric={file} is no file; give a Python file that calls register_metric')
+    run_file(f'--metric={file}', Path(file))
+    if not PLACES:
+        raise UserError(f'--metric={file} registers nothing; call register_metric or register_ffn_activation in it')
+
+
+def format_metric_option(args: argparse.Namespace) -> list[str]:
+    """Return --metric=FILE for another command: the file of --metric, or the config file if it registers."""
+    file = args.metric or (PLACES and split_config_path(args.config or '')[0])
+    return [f'--metric={file}'] if file else []
 
 
 def check_tables(module: Any, file: str) -> None:

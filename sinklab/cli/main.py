@@ -38,6 +38,7 @@ EPILOG = """example:
   sinklab train --config=configs/quickstart.py:softmax --workdir=runs/softmax
   sinklab measure runs/softmax
   sinklab VERB --help  # options and examples of a verb"""
+METRIC_HELP = 'a Python file of your own that registers metrics or FFN activations, such as mine.py'
 OVERRIDE_COMMANDS = 'train', 'compile', 'sweep', 'claims'  # commands that take --config.PATH=VALUE
 
 
@@ -90,6 +91,8 @@ def build_parser(commands: Container[str | None] = COMMANDS) -> CommandParser:
             module = import_command(name)
             subparser.epilog = module.__doc__.partition('\n')[2].strip('\n')
             module.add_arguments(subparser)
+            if name not in ('prepare', 'checkpoint'):
+                subparser.add_argument('--metric', metavar='FILE', help=METRIC_HELP)
     return root_parser
 
 
@@ -107,6 +110,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         args, extra_args = build_parser([command]).parse_known_args(words)
         args.parser.refuse_unknown(extra_args)
+        if getattr(args, 'metric', None):
+            from sinklab.cli.config_flags import load_metric_file
+
+            load_metric_file(args.metric)
         return import_command(args.command).run(args, extra_args)
     except KeyboardInterrupt:
         print(f'sinklab {command}: stopped', file=sys.stderr, flush=True)

@@ -19,7 +19,7 @@ from sinklab.cli.flag_types import add_options
 from sinklab.config.spec import DtypeName
 from sinklab.errors import UserError
 from sinklab.metrics.emergence import merge_emergence
-from sinklab.metrics.registry import find_metric_info
+from sinklab.metrics.registry import METRIC_INFOS, find_metric_info
 from sinklab.report.summary_table import format_legend
 from sinklab.storage.files import list_entries, open_writable_folder
 from sinklab.storage.paths import parse_path
@@ -141,7 +141,8 @@ def parse_list(option: str, text: str, element_type: Callable) -> tuple:
 def print_measurements(reports: list[dict]) -> None:
     """Print measurements: a line for each metric of a single model, or a line for each of several models."""
     names = dict.fromkeys(name for report in reports for values in report['inputs'].values() for name in values)
-    printed_names = [name for name in PRINTED_METRICS if name in names]
+    main_names = dict.fromkeys([*PRINTED_METRICS, *(info.name for info in METRIC_INFOS if info.in_table)])
+    printed_names = [name for name in main_names if name in names]
     printed_names += [name for name in names if name.startswith(('loss', 'sink/1/T'))]
     infos = list(map(find_metric_info, printed_names))
     headings = ['model', 'inputs', *(info.label for info in infos), 'published Sink_1']

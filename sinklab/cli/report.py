@@ -120,7 +120,7 @@ def write_report(out_dir: Path, runs: list, kinds: Sequence[str] = ()) -> Path:
 
 def print_runs(rows: list[dict]) -> None:
     """Print the table of runs, without the columns that are empty for all of them."""
-    columns = zip(summary_table.RUN_HEADINGS, *map(summary_table.format_run_cells, rows), strict=True)
+    columns = zip(summary_table.list_run_headings(), *map(summary_table.format_run_cells, rows), strict=True)
     headings, *lines = zip(*(column for column in columns if {*column[1:]} != {'-'}), strict=True)
     console = terminal.make_console(width=200)
     terminal.print_table(console, headings, lines)

@@ -79,7 +79,7 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
     def make_command(run: SweepRun) -> list[str]:
         return make_train_command(f'{args.config}:{run.row}', run, options)
 
-    options = [*format_options(args, [*layout_flags.OPTIONS, 'size', 'compiled']), *extra_args]
+    options = [*format_options(args, [*layout_flags.OPTIONS, 'size', 'compiled', 'metric']), *extra_args]
     with hold_folder(RunDir(args.workdir).path) as check_owner:
         runs = plan.plan_runs(rows, seeds, args.workdir, load_row, layout)
         write_table(args, extra_args, runs)  # so that other commands find the runs
@@ -182,7 +182,8 @@ def print_summary(args: argparse.Namespace, rows: list[dict], stop_signal: int |
         if page_path:
             print(f'page: {page_path}')
         else:
-            print_status(f'For a report with plots: {shlex.join(["sinklab", "report", args.workdir])}')
+            command = ['sinklab', 'report', args.workdir, *config_flags.format_metric_option(args)]
+            print_status(f'For a report with plots: {shlex.join(command)}')
 
 
 def build_summary_table(rows: list[dict]) -> tuple[list[str], list[list[str]]]:

@@ -23,6 +23,7 @@ from sinklab.cli import config_flags, hf, layout_flags, process_flags, terminal
 from sinklab.cli.flag_types import add_options
 from sinklab.cli.progress import MessageCallback, ProgressCallback, ProgressDisplay
 from sinklab.config.differences import flatten_dict
+from sinklab.config.registration import PLACES
 from sinklab.config.spec import Layout, Spec, WarmStartTakes
 from sinklab.errors import UserError
 from sinklab.process_group import (
@@ -116,7 +117,7 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
         )
     if group.process_index == 0 and not args.quiet:
         try:
-            print_results(run_dir, row, run_dir.read_records())
+            print_results(run_dir, row, run_dir.read_records(), config_flags.format_metric_option(args))
             sys.stdout.flush()
         except OSError:
             terminal.discard_stdout()
@@ -265,10 +266,10 @@ def collect_shared_settings(spec: Any, layout: Any, parent: Any) -> dict[str, An
     if spec.data.source.startswith('store:'):
         del config['config.data.source']
     settings = describe_code() | flatten_dict(dataclasses.asdict(layout), 'layout') | config
-    return settings | {'--from': parent and [parent.takes, parent.step]}
+    return settings | {'--from': parent and [parent.takes, parent.step], '--metric': sorted(PLACES)}
 
 
-def print_results(run_dir: RunDir, row: dict, records: list[dict]) -> None:
+def print_results(run_dir: RunDir, row: dict, records: list[dict], options: list[str]) -> None:
     """Print the results of a finished run: a table with a line for each metric, and the next command."""
     name = row['row'] or row['config']
     console = terminal.make_console(width=100)
@@ -279,4 +280,4 @@ def print_results(run_dir: RunDir, row: dict, records: list[dict]) -> None:
         terminal.print_wrapped(published)
     emergence = summary_table.describe_emergence(records)
     terminal.print_wrapped(f'Sink_1 {emergence}; run: {run_dir}')
-    print(f'For a report with plots: {shlex.join(["sinklab", "report", str(run_dir)])}')
+    print(f'For a report with plots: {shlex.join(["sinklab", "report", str(run_dir), *options])}')

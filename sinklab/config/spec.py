@@ -55,7 +55,8 @@ PositionName = Literal[
     'rotary',
 ]
 MAX_RELATIVE_DISTANCE = 128  # relative positions do not distinguish keys from this distance on
-FFNName = Literal['relu', 'gelu', 'swish', 'reglu', 'geglu', 'geglu_tanh', 'swiglu']
+FFN_NAMES = ['relu', 'gelu', 'swish', 'reglu', 'geglu', 'geglu_tanh', 'swiglu']  # and those that users register
+FFNName = Annotated[str, Meta(min_length=1, description=f'{", ".join(FFN_NAMES)}, or a registered name')]
 BackendName = Literal['auto', 'dense', 'chunked', 'tpu', 'gpu', 'cudnn']
 GateName = Literal['none', 'elementwise', 'headwise', 'shared', 'value', 'value_state']
 DtypeName = Literal['bfloat16', 'float32']

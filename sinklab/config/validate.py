@@ -8,6 +8,7 @@ import msgspec
 
 from sinklab.config.differences import flatten_dict
 from sinklab.config.spec import (
+    FFN_NAMES,
     NORMALIZERS_BY_SIMILARITY,
     AttentionConfig,
     CheckpointConfig,
@@ -163,6 +164,9 @@ def find_model_errors(model: ModelConfig) -> Iterator[str]:
     if model.attention.gain != 1 and cancels_gain:
         given = f'{path}.attention.gain is {model.attention.gain}, which the norm after the heads cancels'
         yield f'{given}; leave it at 1, or set head_norm=False and norm=pre'
+    if model.ffn not in FFN_NAMES:
+        unknown = format_unknown_name(f'{path}.ffn = {model.ffn!r}', model.ffn, FFN_NAMES, 'allowed')
+        yield f'{unknown}; give --metric=FILE with the file that registers it, or import it in Python'
     if model.ffn == 'swiglu' and model.initialization == 'released_even':
         yield f'{path}.initialization=released_even equals released if ffn is swiglu; set it to released'
     if model.position == 'rotary' and model.head_width % 2:

@@ -5,10 +5,10 @@ A metric may read these arrays of a forward pass, of L layers and P sequences. S
 - `attention_LPHTS`: attention matrices in float32, as the model uses them;
 - `query_LPTHK`, `key_LPSHK` and `value_LPSHK`: queries, keys and values as attention receives them;
 - `head_LPTHK`: outputs of the heads, sum_j A_ij v_j;
-- `gate_LPTH`: mean over dimensions of the gate of attention, if there is one;
 - `normed_LPTD`: input of attention, the residual stream after the norm;
 - `residual_LPTD`: residual stream after each block;
-- `sink_LPCD`: residual stream of sink tokens, after each block. A model without them has no such array.
+- `gate_LPTH`: mean over dimensions of the gate of attention, and `sink_LPCD`: residual stream of sink tokens, after
+  each block. Some models lack these two, so that metrics of users cannot read them.
 """
 
 import dataclasses
@@ -20,6 +20,16 @@ import numpy as np
 
 from sinklab.config.spec import Spec
 
+# The arrays that every probe has.
+PROBE_ARRAYS = (
+    'attention_LPHTS',
+    'query_LPTHK',
+    'key_LPSHK',
+    'value_LPSHK',
+    'head_LPTHK',
+    'normed_LPTD',
+    'residual_LPTD',
+)
 IMPLICIT_KEY_NORMALIZERS = ('plus_one',)  # normalizers that are softmax with a column whose key and value are zero
 
 
@@ -187,7 +197,7 @@ class FigureSpec:
 
 @dataclasses.dataclass(frozen=True)
 class Metric:
-    """A metric entry: it computes numbers from arrays of a forward pass; docs/guides/add_a_metric.md adds one.
+    """A metric entry: it computes numbers from arrays of a forward pass; docs/guides/add_a_metric.md registers one.
 
     Attributes:
         inputs: Names of the arrays that it reads, which the docstring of this module lists.

@@ -2,11 +2,13 @@
 
 import dataclasses
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
 
+from sinklab.config.registration import record_names
+from sinklab.errors import UserError, format_unknown_name
 from sinklab.metrics import (
     angles,
     bigram_backcopy,
@@ -20,6 +22,7 @@ from sinklab.metrics import (
     sink_position,
 )
 from sinklab.metrics.metric import (
+    PROBE_ARRAYS,
     Arrays,
     Metric,
     MetricContext,
@@ -29,8 +32,9 @@ from sinklab.metrics.metric import (
     merge_disjoint,
 )
 
-Metrics = tuple[Metric, ...]
-METRICS = (
+Metrics = Sequence[Metric]
+# Metrics of probes. `register_metric` adds those of users.
+METRICS = [
     *sink.METRICS,
     *entropy.METRICS,
     *norms.CONTRIBUTION_METRICS,
@@ -38,7 +42,7 @@ METRICS = (
     *angles.METRICS,
     *bigram_backcopy.METRICS,
     *heads.METRICS,
-)
+]
 # Metrics of finished models only: they take too much time or space for every probe of a training run.
 OFFLINE_METRICS = (
     *angles.OFFLINE_METRICS,
@@ -72,11 +76,36 @@ REQUESTED_METRIC_INFOS = {
     ): '--gradients',
 }
 FIGURES = [metric.figure for metric in METRICS if metric.figure]
+# Numbers of records that are no metrics, or the first parts of their names.
+OTHER_NUMBERS = 'step', 'seconds', 'train', 'valid', 'speed', 'data', 'loss', 'perplexity', 'fails', 'emergence'
 # A number that tables and figures show and that is not a metric of a probe.
 VALID_LOSS = MetricInfo('valid/loss', 'valid loss', 'Mean cross-entropy of held-out windows.', 'nats')
 # The number and the figure that are shown where only one is.
 HEADLINE_METRIC = next(info for info in METRIC_INFOS if info.name == 'sink/1')
 HEADLINE_FIGURE = next(figure for figure in FIGURES if figure.array_name == 'alpha_LPHJ')
+
+
+def register_metric(metric: Metric) -> None:
+    """Add a metric of your own: from then on probes, `measure`, reports and sweeps have it.
+
+    Raises:
+        UserError: It reads an array that no probe has, or another metric has one of its names.
+    """
+    for name in {*metric.inputs} - {*PROBE_ARRAYS}:
+        raise UserError(format_unknown_name(f'the input {name!r} of a metric', name, PROBE_ARRAYS, 'arrays'))
+    tuples = {name: tuple(getattr(metric, name)) for name in ('inputs', 'infos', 'saved_arrays')}  # hashable
+    metric = dataclasses.replace(metric, **tuples)
+    names = list_names(metric)
+    saved_arrays = {name for other in (*METRICS, *OFFLINE_METRICS) for name in other.saved_arrays}
+    taken = {name for name in names if find_metric_info(name) or name.partition('/')[0] in OTHER_NUMBERS}
+    record_names('metric', names, saved_arrays | taken)
+    METRICS[:] = [other for other in METRICS if names.isdisjoint(list_names(other))] + [metric]
+    METRIC_INFOS[:] = [info for metric in METRICS for info in metric.infos]
+    FIGURES[:] = [metric.figure for metric in METRICS if metric.figure]
+
+
+def list_names(metric: Metric) -> set[str]:
+    return {*metric.saved_arrays, *(info.name for info in metric.infos)}
 
 
 def select_applicable(context: MetricContext, metrics: Metrics = METRICS) -> list[Metric]:
@@ -89,16 +118,25 @@ def compute_probe_arrays(captured: Any, context: MetricContext, metrics: Metrics
 
 
 def compute_arrays(forward: Arrays, context: MetricContext, metrics: Metrics) -> Arrays:
-    """Compute the arrays of metrics from the arrays of a forward pass."""
-    return merge_disjoint(
+    """Compute the arrays of metrics from the arrays of a forward pass.
+
+    Raises:
+        UserError: An array has another number of axes than the letters at the end of its name.
+    """
+    arrays = merge_disjoint(
         metric.compute_arrays(*(forward[name] for name in metric.inputs), context)
         for metric in select_applicable(context, metrics)
     )
+    for name, array in arrays.items():
+        if array.ndim != len(name.rpartition('_')[2]):
+            raise UserError(f'a metric computes {name} with the shape {array.shape}; give one axis for each letter')
+    return arrays
 
 
-def select_measurable(inputs: Collection[str]) -> Metrics:
-    """Select all metrics, OFFLINE_METRICS included, that read only some of these arrays."""
-    return tuple(metric for metric in (*METRICS, *OFFLINE_METRICS) if {*metric.inputs} <= {*inputs})
+def select_measurable(inputs: Collection[str], metrics: Metrics | None = None) -> Metrics:
+    """Select the metrics that read only some of these arrays, of all metrics, OFFLINE_METRICS included, if None."""
+    candidates = (*METRICS, *OFFLINE_METRICS) if metrics is None else metrics
+    return tuple(metric for metric in candidates if {*metric.inputs} <= {*inputs})
 
 
 def select_by_name(names: Collection[str], metrics: Metrics) -> Metrics:

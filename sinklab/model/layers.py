@@ -12,6 +12,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from sinklab.attn.operations import elu_plus_one
 from sinklab.config import spec
+from sinklab.config.registration import record_names
 from sinklab.parallel.param_einsum import param_einsum
 from sinklab.parallel.sharding import constrain_sharding
 
@@ -284,6 +285,24 @@ FFN_ACTIVATIONS = {  # activation, whether it is a gate
     'geglu_tanh': (jax.nn.gelu, True),  # by default, gelu is approximated by tanh
     'swiglu': (jax.nn.silu, True),
 }
+
+
+def register_ffn_activation(name: str, activation: Callable[[jax.Array], jax.Array], is_gated: bool = False) -> None:
+    """Add an activation of your own: `model.ffn=NAME` of a config selects it.
+
+    Args:
+        name: Its name.
+        activation: An element-wise function of jax arrays.
+        is_gated: Whether the FFN is (activation(x W_gate) * x W_in) W_out, as SwiGLU.
+
+    Raises:
+        UserError: Another activation has the name.
+    """
+    record_names('FFN activation', [name], FFN_ACTIVATIONS)
+    if name in FFN_ACTIVATIONS:
+        jax.clear_caches()  # compiled programs have the function that is replaced
+    FFN_ACTIVATIONS[name] = activation, is_gated
+    spec.FFN_NAMES[:] = FFN_ACTIVATIONS
 
 
 class FFN(nnx.Module):

@@ -19,12 +19,16 @@ from sinklab.storage.files import RESTORE_REMEDY, DamagedFileError, read_arrays,
 DELETE_REMEDY = 'delete it to omit it from the report'
 MAX_FILES = 1600  # probe files read from all runs together
 SEED_FIELDS = ('seed', 'data.seed')
-RUN_METRIC_INFOS = (
-    MetricInfo('step', 'step', 'Last recorded step.', digits=0),
-    *(info for info in registry.METRIC_INFOS if info.in_table),
-    registry.VALID_LOSS,
-    MetricInfo('seconds', 'time', 'Training time, over all attempts.', 's', digits=0),
-)
+
+
+def list_run_metrics() -> list[MetricInfo]:
+    """List the columns of the table of runs: numbers of each run."""
+    return [
+        MetricInfo('step', 'step', 'Last recorded step.', digits=0),
+        *(info for info in registry.METRIC_INFOS if info.in_table),
+        registry.VALID_LOSS,
+        MetricInfo('seconds', 'time', 'Training time, over all attempts.', 's', digits=0),
+    ]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,6 @@ from sinklab.metrics.registry import HEADLINE_METRIC, METRIC_INFOS, VALID_LOSS, 
 from sinklab.report.statistics import MIN_SAMPLES, compute_mean_interval
 from sinklab.run_dir import RunDir
 
-COMPARED_METRICS = [number.name for number in METRIC_INFOS if number.in_sweep]
 LOSS_METRIC = VALID_LOSS.name
 MAX_NAMED_ROWS = 6
 FEW_SEEDS_SENTENCE = f' Fewer than {MIN_SAMPLES} seeds (n) say little.'
@@ -108,10 +107,14 @@ def make_row(result: RowResult, baseline: RowResult | None) -> dict:
     )
 
 
+def list_standard_metrics() -> list[str]:
+    return [info.name for info in METRIC_INFOS if info.in_sweep]
+
+
 def list_compared_metrics(result: RowResult) -> list[str]:
     """List the metrics to compare: standard ones, other published ones of the row, emergence and loss."""
     published = [name for name in result.row_info['published'] if name != 'fails']  # part of the outcome column
-    return list(dict.fromkeys([*COMPARED_METRICS, *published, EMERGENCE_METRIC, LOSS_METRIC]))
+    return list(dict.fromkeys([*list_standard_metrics(), *published, EMERGENCE_METRIC, LOSS_METRIC]))
 
 
 def get_values(result: RowResult, metric_name: str) -> dict[int | str, float]:
@@ -231,10 +234,9 @@ def format_brief_outcome(row: dict) -> str:
 
 def list_shown_metrics(rows: list[dict]) -> list[str]:
     """List the metrics to show: the compared ones, other metrics of some row, emergence and loss."""
-    others = dict.fromkeys(
-        name for row in rows for name in row['ours'] if name not in (*COMPARED_METRICS, EMERGENCE_METRIC, LOSS_METRIC)
-    )
-    return [*COMPARED_METRICS, *others, EMERGENCE_METRIC, LOSS_METRIC]
+    last = EMERGENCE_METRIC, LOSS_METRIC
+    names = dict.fromkeys([*list_standard_metrics(), *(name for row in rows for name in row['ours'])])
+    return [*(name for name in names if name not in last), *last]
 
 
 def format_cell(stats: dict | None, published: object = None) -> str:
