@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import numpy as np
@@ -50,6 +50,7 @@ AVAILABLE_ARRAYS = (
     'value_LPSHK',
     'head_LPTHK',
     'normed_LPTD',
+    'ffn_LPTD',
     'residual_LPTD',
 )
 
@@ -80,11 +81,12 @@ class RunModel(MeasurableModel):
         has_learned_tokens = LEARNED_KV_KINDS[model.learned_kv.kind].tokens_class.num_tokens > 0
         self.available_arrays = (*AVAILABLE_ARRAYS, *['sink_LPCD'] * has_learned_tokens)
         layers = range(model.layers)
+        vectors = EditableArray(layers, dimensions=model.width)
+        queries = EditableArray(layers, model.heads, model.head_width)
+        values = EditableArray(layers, model.heads, get_value_width(model))
         self.editable_arrays = dict(
             attention=EditableArray(layers, model.heads),
-            key=EditableArray(layers, model.heads, model.head_width),
-            value=EditableArray(layers, model.heads, get_value_width(model)),
-            residual=EditableArray(layers, dimensions=model.width),
+            **dict(query=queries, key=queries, value=values, head=values, ffn=vectors, residual=vectors),
         )
         has_implicit_key = self.make_context(2).implicit
         learned_names = [f'({model.learned_kv.kind})'] * count_learned_kv(model)
@@ -145,7 +147,8 @@ class RunModel(MeasurableModel):
     def apply_training_format(self, ids_PT: np.ndarray) -> np.ndarray:
         return set_fixed_token(ids_PT, self.spec.data) if self.spec.data.fixed_held_out else ids_PT
 
-    def build_module(self) -> nnx.Module:
+    @functools.cached_property
+    def model(self) -> nnx.Module:
         return nnx.merge(state.make_abstract_model(self.spec)[0], self.params)
 
     def make_context(self, length: int, **overrides: Any) -> MetricContext:
@@ -166,19 +169,25 @@ class RunModel(MeasurableModel):
         if self.edits is None:
             arrays = self.score_tokens(ids_PT, position_T)
         else:
-            arrays = self.run_edited(None, ids_PT, position_T)
+            arrays = self.run_edited('losses', ids_PT, position_T)
         return np.where(is_in_loss(ids_PT[:, 1:]), arrays['loss_LPT'][0], np.nan)
+
+    def compute_logits(self, ids_PT: np.ndarray) -> np.ndarray:
+        self.check_length(ids_PT)
+        return self.run_edited('logits', ids_PT)['logits_LPTV'][0]
 
     def score_tokens(self, ids_PT: np.ndarray, position_T: np.ndarray | None = None) -> dict[str, np.ndarray]:
         """Return loss_LPT and is_greedy_LPT of every token but the first, where L is 1, without edits."""
         program = jit_token_scores(self.spec, make_hashable(None if position_T is None else position_T[:-1]))
-        return self.run_on_device(program, ids_PT, 4 * ids_PT.shape[1] * self.vocabulary)
+        return self.run_on_device(
+            lambda params, ids_PT, _: program(params, ids_PT), ids_PT, 4 * ids_PT.shape[1] * self.vocabulary
+        )
 
     def run_edited(
         self,
-        extract: ExtractFn | None,
+        extract: ExtractFn | Literal['logits', 'losses'],
         ids_PT: np.ndarray,
-        position_T: np.ndarray | None,
+        position_T: np.ndarray | None = None,
         on_progress: ProgressFn = ignore_progress,
     ) -> dict[str, np.ndarray]:
         """Run `jit_forward` with the edits of this model.
@@ -188,20 +197,23 @@ class RunModel(MeasurableModel):
         edits = self.edits or ()
         make_program = jit_forward.__wrapped__ if any(callable(edit.value) for edit in edits) else jit_forward
         program = make_program(self.spec, extract, make_hashable(position_T), self.edits is not None)
-        program = functools.partial(program, tuple(edit.make_arrays() for edit in edits))
+
+        def run_batch(params: dict, ids_PT: Any, texts: slice) -> Arrays:
+            return program(tuple(edit.select_texts(texts).make_arrays() for edit in edits), params, ids_PT)
+
         sequence_bytes = sink_probe.estimate_sequence_bytes(self.spec.model, ids_PT.shape[1])
-        if extract is None:
+        if isinstance(extract, str):
             sequence_bytes = max(sequence_bytes, 4 * ids_PT.shape[1] * self.vocabulary)
-        return self.run_on_device(program, ids_PT, sequence_bytes, on_progress)
+        return self.run_on_device(run_batch, ids_PT, sequence_bytes, on_progress)
 
     def run_on_device(
         self, program: Callable, ids_PT: np.ndarray, sequence_bytes: int, on_progress: ProgressFn = ignore_progress
     ) -> dict[str, np.ndarray]:
-        """Run a program of (params, ids_PT) in batches of MAX_BATCH_BYTES."""
+        """Run a program of (params, ids_PT, indices of the texts) in batches of MAX_BATCH_BYTES."""
         mesh = make_one_device_mesh()
 
-        def compute(ids_PT: np.ndarray) -> Arrays:
-            return jax.device_get(program(self.params, sharding.put_batch(strip_loss_mask(ids_PT), mesh)))
+        def compute(ids_PT: np.ndarray, texts: slice) -> Arrays:
+            return jax.device_get(program(self.params, sharding.put_batch(strip_loss_mask(ids_PT), mesh), texts))
 
         with jax.set_mesh(mesh):
             return run_in_batches(compute, ids_PT, max(1, MAX_BATCH_BYTES // sequence_bytes), on_progress)
@@ -215,18 +227,23 @@ class RunModel(MeasurableModel):
 
 @functools.lru_cache(maxsize=16)  # so that other steps of a run use the same compiled program
 def jit_forward(
-    spec: Spec, extract: ExtractFn | None, positions: tuple[int, ...] | None, takes_edits: bool
+    spec: Spec,
+    extract: ExtractFn | Literal['logits', 'losses'],
+    positions: tuple[int, ...] | None,
+    takes_edits: bool,
 ) -> Callable:
     """Return the jitted function (edits, params, ids_PT) -> arrays that `extract` keeps of all layers.
 
-    If `extract` is None, it returns the loss_LPT of full attention matrices, where L is 1.
+    `losses` stands for the loss_LPT of full attention matrices, and `logits` for their logits_LPTV, where L is 1.
     """
 
     def program(edits: Sequence[EditArrays], params: dict, ids_PT: jax.Array) -> Arrays:
         edit = functools.partial(apply_edits, edits) if takes_edits else None
         forward_fn = make_hidden_states_fn(spec, capture=True, edit=edit, **make_position_kwargs(positions))
         hidden_PTD, head_VD, intermediates = forward_fn(params, ids_PT)
-        if extract is None:
+        if extract == 'logits':
+            return {'logits_LPTV': compute_logits(hidden_PTD, head_VD)[None]}
+        if extract == 'losses':
             logits_PTV = compute_logits(hidden_PTD[:, :-1], head_VD)
             return {'loss_LPT': optax.softmax_cross_entropy_with_integer_labels(logits_PTV, ids_PT[:, 1:])[None]}
         context = make_context(spec, ids_PT.shape[1], count_learned_kv(spec.model))
