@@ -221,6 +221,8 @@ class OpenedModel:
         """
         ids_PT = self.ids(text)
         if threshold is not None:
+            if not name.removeprefix('sink/').isdecimal():
+                raise UserError(f'threshold={threshold} is for sink/1, sink/2 and so on, not for {name!r}; remove it')
             length = ids_PT.shape[1]
             name = f'{name}/T{length}@{threshold}'
             overrides |= dict(lengths=(length,), thresholds=(threshold,))
@@ -298,7 +300,7 @@ class OpenedModel:
         """
         ids_PT = self.ids(text)
         captured = self._apply(edit, ids_PT).capture(ids_PT, dict)
-        arrays = {name.partition('_')[0]: np.asarray(array, np.float32) for name, array in captured.items()}
+        arrays = {name.partition('_')[0]: np.ascontiguousarray(array, np.float32) for name, array in captured.items()}
         context = self.subject.make_context(ids_PT.shape[1])
         num_keys = context.length // 2  # later tokens have few queries
         rows = normalize_rows(arrays['attention'])
@@ -345,10 +347,8 @@ class OpenedModel:
 
         def compute_parts(target: str, **fields: Any) -> np.ndarray:
             """Return what the hidden states of each layer lose if only these outputs are 0."""
-            kept = [Edit(name, positions=None, value=cache[name]) for name in ('head', 'ffn')]
-            lost_LPTD = (
-                cache['residual'] - self.cache(text, [*kept, Edit(target, positions=None, **fields)])['residual']
-            )
+            kept = [Edit(name, value=cache[name]) for name in ('head', 'ffn')]
+            lost_LPTD = cache['residual'] - self.cache(text, [*kept, Edit(target, **fields)])['residual']
             return np.diff(lost_LPTD, axis=0, prepend=0)
 
         parts = {
