@@ -109,6 +109,7 @@ def format_token(token: str) -> str:
 
 
 Text = str | Sequence[str] | np.ndarray | Sequence[int] | Sequence[Sequence[int]]
+Edits = Edit | Sequence[Edit] | None
 
 
 def extract_attention(arrays: dict[str, Any]) -> dict[str, Any]:
@@ -169,14 +170,14 @@ class OpenedModel:
             )
         return ids_PT
 
-    def _apply(self, edit: Edit | Sequence[Edit] | None, ids_PT: np.ndarray) -> MeasurableModel:
+    def _apply(self, edit: Edits, ids_PT: np.ndarray) -> MeasurableModel:
         """Return a copy of the model with edits, which must fit the texts; without edits, the model itself."""
         subject = self.subject
-        num_learned_keys = len(subject.learned_key_names)
-        edits = fit_edits(convert_edits(edit), subject.editable_arrays, ids_PT.shape, num_learned_keys, subject.name)
+        num_learned = len(subject.learned_key_names)
+        edits = fit_edits(convert_edits(edit), subject.editable_arrays, ids_PT, num_learned, subject.name)
         return subject.copy_with_edits(edits) if edits else subject
 
-    def attention(self, text: Text, edit: Edit | Sequence[Edit] | None = None) -> AttentionMatrices:
+    def attention(self, text: Text, edit: Edits = None) -> AttentionMatrices:
         """Compute the attention matrices of all layers and heads for one text.
 
         Args:
@@ -200,7 +201,7 @@ class OpenedModel:
         self,
         name: str = '',
         text: Text = '',
-        edit: Edit | Sequence[Edit] | None = None,
+        edit: Edits = None,
         threshold: float | None = None,
         **overrides: Any,
     ) -> float | dict[str, float]:
@@ -257,7 +258,7 @@ class OpenedModel:
             raise UserError(f'the metric {names[0]!r} does not exist for this model and this text; give another one')
         return selected
 
-    def loss(self, text: Text, edit: Edit | Sequence[Edit] | None = None) -> float:
+    def loss(self, text: Text, edit: Edits = None) -> float:
         """Compute the mean loss of one or more texts, in nats per token, of every token but the first.
 
         Args:
@@ -269,26 +270,24 @@ class OpenedModel:
         """
         return float(np.nanmean(self.token_losses(text, edit)))
 
-    def token_losses(self, text: Text, edit: Edit | Sequence[Edit] | None = None) -> np.ndarray:
+    def token_losses(self, text: Text, edit: Edits = None) -> np.ndarray:
         """Compute the losses (texts, tokens - 1) in nats of every token but the first; nan if not trained on."""
         ids_PT = self.ids(text)
         return self._apply(edit, ids_PT).compute_token_losses(ids_PT)
 
-    def logits(self, text: Text, edit: Edit | Sequence[Edit] | None = None) -> np.ndarray:
+    def logits(self, text: Text, edit: Edits = None) -> np.ndarray:
         """Compute the logits (texts, tokens, vocabulary) of the next token after each token."""
         ids_PT = self.ids(text)
         return self._apply(edit, ids_PT).compute_logits(ids_PT)
 
-    def top_tokens(
-        self, text: Text, k: int = 5, edit: Edit | Sequence[Edit] | None = None
-    ) -> list[tuple[str, float]]:
+    def top_tokens(self, text: Text, k: int = 5, edit: Edits = None) -> list[tuple[str, float]]:
         """Return the k most likely tokens after a text, with their probabilities, in descending order."""
         logit_V = self.logits(text, edit)[0, -1].astype(float)
-        probability_V = np.exp(logit_V - logit_V.max()) / np.exp(logit_V - logit_V.max()).sum()
-        top_ids = np.argsort(-probability_V)[:k]
-        return [*zip(self.subject.decode_tokens(top_ids), probability_V[top_ids].tolist(), strict=True)]
+        weight_V = np.exp(logit_V - logit_V.max())
+        top_ids = np.argsort(-weight_V)[:k]
+        return [*zip(self.subject.decode_tokens(top_ids), (weight_V / weight_V.sum())[top_ids].tolist(), strict=True)]
 
-    def cache(self, text: Text, edit: Edit | Sequence[Edit] | None = None) -> dict[str, np.ndarray]:
+    def cache(self, text: Text, edit: Edits = None) -> dict[str, np.ndarray]:
         """Return the arrays of a forward pass by name, as `numpy.savez` and safetensors take them.
 
         Returns:
@@ -308,12 +307,9 @@ class OpenedModel:
         is_sink_LPHT = np.pad(is_sink(alpha_LPHJ), [(0, 0)] * 3 + [(0, context.length - num_keys)])
         return arrays | {'ids': ids_PT, 'is_sink': is_sink_LPHT}
 
-    def logit_lens(self, text: Text, edit: Edit | Sequence[Edit] | None = None) -> np.ndarray:
-        """Apply the final norm and the head to the hidden states after each block.
-
-        Returns:
-            Logits (layers, texts, tokens, vocabulary).
-        """
+    def logit_lens(self, text: Text, edit: Edits = None) -> np.ndarray:
+        """Compute logits (layers, texts, tokens, vocabulary) of all hidden states by the final norm and the head."""
+        self._apply(Edit('residual'), self.ids(text))  # refuses models without one vector per token
         return np.stack([self._compute_head(residual_PTD) for residual_PTD in self.cache(text, edit)['residual']])
 
     def _compute_head(self, residual_PTD: np.ndarray) -> np.ndarray:
@@ -341,44 +337,41 @@ class OpenedModel:
             UserError: A text is not one token, or the logits are not linear in the hidden states after the norm.
         """
         cache, places = self.cache(text), self.subject.editable_arrays
-        layers = places['residual'].layers
-        if any(target not in places or [*places[target].layers] != [*layers] for target in ('head', 'ffn')):
+        if len({places[name].layers if name in places else None for name in ('head', 'ffn', 'residual')}) > 1:
             raise UserError(f'{self!r} has layers whose heads or FFN cannot be edited; give another model')
+        kept = [Edit(name, value=cache[name]) for name in ('head', 'ffn')]
 
-        def compute_parts(target: str, **fields: Any) -> np.ndarray:
-            """Return what the hidden states of each layer lose if only these outputs are 0."""
-            kept = [Edit(name, value=cache[name]) for name in ('head', 'ffn')]
-            lost_LPTD = cache['residual'] - self.cache(text, [*kept, Edit(target, **fields)])['residual']
-            return np.diff(lost_LPTD, axis=0, prepend=0)
+        def compute_part(ablation: Edit) -> np.ndarray:
+            """Return what the hidden states lose in each layer if only these outputs are 0."""
+            return np.diff(cache['residual'] - self.cache(text, [*kept, ablation])['residual'], axis=0, prepend=0)
 
-        parts = {
-            'head': np.stack([compute_parts('head', heads=head) for head in range(places['head'].heads)], 3),
-            'ffn': compute_parts('ffn'),
-        }
-        parts['rest'] = cache['residual'][-1] - parts['head'].sum((0, 3)) - parts['ffn'].sum(0)
+        ffn_LPTD = compute_part(Edit('ffn'))
+        heads = range(places['head'].heads)
+        head_LPTHD = np.stack([compute_part(Edit('head', heads=head)) for head in heads], 3)
+        last_PTD = cache['residual'][-1]
+        rest_PTD = last_PTD - head_LPTHD.sum((0, 3)) - ffn_LPTD.sum(0)
         # The norm and the head of scaled unit vectors and of 0 are, but for one factor, a matrix and a bias.
-        length, width = parts['rest'].shape[1:]
-        units_ND = np.zeros((-(-(width + 1) // length) * length, width), np.float32)
-        np.fill_diagonal(units_ND, 1e3)  # so large that the epsilon of the norm does not matter
-        logit_NV = self._compute_head(units_ND.reshape(-1, length, width)).reshape(len(units_ND), -1)
+        length, width = last_PTD.shape[1:]
+        unit_ND = np.zeros((-(-(width + 1) // length) * length, width), np.float32)
+        np.fill_diagonal(unit_ND, 1e3)  # so large that the epsilon of the norm does not matter
+        logit_NV = self._compute_head(unit_ND.reshape(-1, length, width)).reshape(len(unit_ND), -1)
         bias_V, matrix_DV = logit_NV[width], logit_NV[:width] - logit_NV[width]
-        logit_PTV = self.logits(text) - bias_V
-        linear_PTV = cache['residual'][-1] @ matrix_DV
+        logit_PTV, linear_PTV = self.logits(text) - bias_V, last_PTD @ matrix_DV
         scale_PT = (logit_PTV * linear_PTV).sum(-1) / (linear_PTV**2).sum(-1)
         if not np.allclose(scale_PT[..., None] * linear_PTV, logit_PTV, atol=1e-3 * np.abs(logit_PTV).max()):
             raise UserError(f'the logits of {self!r} are not linear after the final norm, as with softcapping')
-        ids = [self._find_token(name) for name in (token, other) if name is not None]
-        signs = np.array([1, -1][: len(ids)], np.float32)
-        column_D = matrix_DV[:, ids] @ signs
-        scales = {'head': scale_PT[..., None], 'ffn': scale_PT, 'rest': scale_PT}
-        logits = {name: part @ column_D * scales[name] for name, part in parts.items()}
-        return logits | {'rest': logits['rest'] + bias_V[ids] @ signs}
-
-    def _find_token(self, token: int | str) -> int:
-        ids = self.subject.encode_text(token) if isinstance(token, str) else [int(token)]
-        if len(ids) != 1:
-            raise UserError(f'{token!r} is {len(ids)} tokens, not one; give one, or its id')
-        return ids[0]
+        direction_V = np.zeros(len(bias_V), np.float32)
+        for sign, name in [(1, token)] if other is None else [(1, token), (-1, other)]:
+            ids = self.subject.encode_text(name) if isinstance(name, str) else [int(name)]
+            if len(ids) != 1 or not 0 <= ids[0] < len(bias_V):
+                raise UserError(f'{name!r} is not one token; give the text or the id of one')
+            direction_V[ids] += sign
+        column_D = matrix_DV @ direction_V
+        return {
+            'head': head_LPTHD @ column_D * scale_PT[..., None],
+            'ffn': ffn_LPTD @ column_D * scale_PT,
+            'rest': rest_PTD @ column_D * scale_PT + bias_V @ direction_V,
+        }
 
     def sweep(
         self,
@@ -387,27 +380,17 @@ class OpenedModel:
         score: Callable[[np.ndarray], float] | None = None,
         over: Sequence[str] = ('layers', 'positions'),
     ) -> np.ndarray:
-        """Score a text with an edit of each layer and position, or of other places, as for a heat map.
+        """Return the scores of a text with an edit of each layer and position, as an array for a heat map.
 
         Args:
             text: As `ids` takes it.
-            edit: The edit, whose fields in `over` are replaced.
+            edit: The edit, whose fields in `over` are replaced by each index.
             score: A function of the logits (texts, tokens, vocabulary); None: the mean loss.
-            over: The fields of `Edit` that vary, such as `('layers', 'heads')`.
-
-        Returns:
-            The scores: an array with an axis for each field. All layers with the target are counted in their order.
+            over: The fields of `Edit` that are the axes of the array, such as `('layers', 'heads')`.
         """
         ids_PT = self.ids(text)
         self._apply(edit, ids_PT)
-        place, tokens = self.subject.editable_arrays[edit.target], range(ids_PT.shape[1])
-        indices = dict(
-            layers=place.layers,
-            heads=range(place.heads),
-            dimensions=range(place.dimensions),
-            positions=tokens,
-            queries=tokens,
-        )
+        indices = self.subject.editable_arrays[edit.target].list_indices(ids_PT.shape[1])
         if unknown := [field for field in over if field not in indices]:
             raise UserError(format_unknown_name(f'over={unknown[0]!r}', unknown[0], indices))
         scores = []

@@ -94,23 +94,16 @@ class Edit:
 
     def convert_value(self) -> Any:
         value = self.value
-        if np.ndim(value):
-            array = np.asarray(value, np.float32)
-            if not np.isfinite(array).all():
-                raise UserError('value= is an array with entries that are not finite; give finite numbers')
-            return array
         if callable(value) or (isinstance(value, str) and value == 'mean' and self.target != 'attention'):
             return value
         try:
-            number = math.nan if isinstance(value, str) else float(value)
+            array = np.asarray(math.nan if isinstance(value, str) else value, float)
         except (TypeError, ValueError):
-            number = math.nan
-        if not abs(number) <= float(np.finfo(np.float32).max):
+            array = np.asarray(math.nan)
+        if not (abs(array) <= np.finfo(np.float32).max).all():
             mean = '' if self.target == 'attention' else ", 'mean'"
-            raise UserError(
-                f'value={value!r} is not allowed; give a finite number (float32){mean}, array or function'
-            )
-        return number
+            raise UserError(f'value={value!r:.80} is not allowed; give finite numbers (float32){mean} or a function')
+        return array.astype(np.float32) if array.ndim else float(array)
 
     def applies_to(self, target: str, layer: int) -> bool:
         """Return whether the edit replaces this target in this layer."""
@@ -169,24 +162,27 @@ class EditArrays:
         (size, num_heads, width) = array_BSHX.shape[1:]
         index_N = np.arange(num_before, size) if self.positions is None else num_before + self.positions
         is_edited_S11 = find_members(xp, index_N, size)[:, None, None]
-        if self.function is None:
-            new_BSHX = self.select_values(xp, layer, size, width)
-        else:
-            new_BSHX = self.compute_values(array_BSHX, index_N, is_edited_S11, num_before)
+        new_BSHX = self.compute_values(array_BSHX, layer, index_N, is_edited_S11, num_before)
         edited_BSHX = xp.where(is_edited_S11 & is_visible_BSHX, new_BSHX, array_BSHX)
         if self.renormalize:
             edited_BSHX = rescale_others(array_BSHX, edited_BSHX, is_edited_S11)
         is_layer = True if self.layers is None else (self.layers == layer).any()
         is_edited_H, is_edited_X = find_members(xp, self.heads, num_heads), find_members(xp, self.dimensions, width)
-        if self.target == 'attention':  # its queries are the tokens of the text, and those before it
-            num_tokens = size - num_before
-            is_edited_X = find_members(xp, self.queries, width, num_tokens - width)
+        if self.queries is not None:  # the first queries are sink tokens
+            is_edited_X = find_members(xp, self.queries, width, size - num_before - width)
         is_edited_HX = is_edited_H[:, None] & is_edited_X
         return xp.where(is_layer & is_edited_HX, edited_BSHX, array_BSHX).astype(array_BSHX.dtype)
 
-    def compute_values(self, array_BSHX: Any, index_N: Any, is_edited_S11: Any, num_before: int) -> Any:
-        """Return the values of a function; entries of S that are not in `index_N` are not used. Any axis may be 1."""
+    def compute_values(self, array_BSHX: Any, layer: Any, index_N: Any, is_edited_S11: Any, num_before: int) -> Any:
+        """Return the new values; entries of S that are not in `index_N` are not used. Any axis may be 1."""
         xp = array_BSHX.__array_namespace__()
+        if self.function is None:
+            if self.values.ndim == 0:
+                return self.values
+            values_BSHX = align_right(xp, self.values[0 if len(self.values) == 1 else layer], 1, array_BSHX.shape[1])
+            if self.target == 'attention':
+                return align_right(xp, values_BSHX, 3, array_BSHX.shape[3])
+            return values_BSHX[..., : array_BSHX.shape[3]]  # heads of some layers are narrower
         index_S = np.arange(array_BSHX.shape[1])
         if callable(self.function):
             inverse_S = xp.searchsorted(index_N, index_S).clip(0, len(index_N) - 1)
@@ -197,15 +193,6 @@ class EditArrays:
         is_other_S11 = (index_S >= num_before)[:, None, None] & ((self.positions is None) | ~is_edited_S11)
         others_BSHX = xp.where(is_other_S11, array_BSHX.astype('float32'), 0)
         return others_BSHX.sum(1, keepdims=True) / np.float32(num_others)
-
-    def select_values(self, xp: Any, layer: Any, size: int, width: int) -> Any:
-        """Return the values of one layer for arrays of S = `size` and X = `width`. Any axis may be 1."""
-        if self.values.ndim == 0:
-            return self.values
-        values_BSHX = align_right(xp, self.values[0 if len(self.values) == 1 else layer], 1, size)
-        if self.target == 'attention':
-            return align_right(xp, values_BSHX, 3, width)
-        return values_BSHX[..., :width]  # heads of some layers are narrower than those of others
 
 
 def align_right(xp: Any, array: Any, axis: int, size: int) -> Any:
@@ -285,27 +272,30 @@ class EditableArray:
     heads: int = 1
     dimensions: int = 0
 
+    def list_indices(self, length: int) -> dict[str, Sequence[int]]:
+        """Return the allowed indices of each field of `INDEX_FIELDS` in a text of `length` tokens."""
+        tokens = range(length)
+        return dict(
+            zip(INDEX_FIELDS, (tokens, self.layers, range(self.heads), range(self.dimensions), tokens), strict=True)
+        )
+
 
 def fit_edits(
-    edits: Sequence[Edit],
-    editable: Mapping[str, EditableArray],
-    ids_shape: tuple[int, int],
-    num_learned_keys: int,
-    name: str,
+    edits: Sequence[Edit], editable: Mapping[str, EditableArray], ids_PT: np.ndarray, num_learned_keys: int, name: str
 ) -> tuple[Edit, ...]:
     """Check that edits fit a model and texts, and return them with arrays of values as `fit_values` returns them.
 
     Args:
         edits: The edits.
         editable: What can be edited, for each target that can be edited at all.
-        ids_shape: The number of texts, and that of the tokens of each.
+        ids_PT: The token ids of the texts.
         num_learned_keys: The number of keys before the text in captured arrays.
         name: The name of the model.
 
     Raises:
         UserError: There is no such layer, head, dimension, position or query, or an array has another shape.
     """
-    num_texts, length = ids_shape
+    num_texts, length = ids_PT.shape
     fitted = []
     for edit in edits:
         if edit.target not in editable:
@@ -314,14 +304,7 @@ def fit_edits(
                 f'modules; editable: {", ".join(editable) or "nothing"}'
             )
         array = editable[edit.target]
-        allowed = dict(
-            positions=range(length),
-            layers=array.layers,
-            heads=range(array.heads),
-            dimensions=range(array.dimensions),
-            queries=range(length),
-        )
-        for field, indices in allowed.items():
+        for field, indices in array.list_indices(length).items():
             if missing := [index for index in edit.get_indices(field) or () if index not in indices]:
                 raise UserError(
                     f'{field}={missing[0]} is not allowed for the {TARGETS[edit.target]} of {name} in a text of '

@@ -408,11 +408,11 @@ class HFModel(MeasurableModel):
                     complete_arrays({add_layer_axis(name): array[None] for name, array in layer.items()}, context)
                 )
 
-        def compute(ids_PT: np.ndarray, texts: slice) -> dict[str, np.ndarray]:
+        def compute(ids_PT: np.ndarray, edits: tuple[Edit, ...]) -> dict[str, np.ndarray]:
             position_kwargs = self.make_position_kwargs(ids_PT, position_T)
-            return stack_layers(self.recorder(ids_PT, extract_completed, self.select_edits(texts), **position_kwargs))
+            return stack_layers(self.recorder(ids_PT, extract_completed, edits, **position_kwargs))
 
-        return run_in_batches(compute, ids_PT, batch_size, on_progress)
+        return run_in_batches(compute, ids_PT, batch_size, on_progress, self.edits)
 
     def make_position_kwargs(self, ids_PT: np.ndarray, position_T: np.ndarray | None) -> dict[str, torch.Tensor]:
         """Return the keyword arguments of a forward pass for token positions; None: the model's own.
@@ -426,9 +426,6 @@ class HFModel(MeasurableModel):
             raise UserError(f'{self.name} takes no positions of tokens (position_ids); remove --positions')
         position_PT = np.broadcast_to(position_T, ids_PT.shape).copy()
         return dict(position_ids=torch.as_tensor(position_PT), attention_mask=torch.ones(ids_PT.shape))
-
-    def select_edits(self, texts: slice) -> tuple[Edit, ...]:
-        return tuple(edit.select_texts(texts) for edit in self.edits)
 
     def compute_token_losses(self, ids_PT: np.ndarray, position_T: np.ndarray | None = None) -> np.ndarray:
         def compute_loss(logits_PTV: torch.Tensor, ids_PT: torch.Tensor) -> dict[str, np.ndarray]:
@@ -451,24 +448,25 @@ class HFModel(MeasurableModel):
         """Run the model with its head, and return what `extract` computes from logits_PTV and ids_PT."""
         length = self.check_length(ids_PT)
 
-        def compute(ids_PT: np.ndarray, texts: slice) -> dict[str, np.ndarray]:
+        def compute(ids_PT: np.ndarray, edits: tuple[Edit, ...]) -> dict[str, np.ndarray]:
             position_kwargs = self.make_position_kwargs(ids_PT, position_T)
             ids = torch.as_tensor(ids_PT, dtype=torch.long)
-            with self.recorder.activate(lambda layer_arrays: None, self.select_edits(texts)):
+            with self.recorder.activate(lambda layer_arrays: None, edits):
                 return extract(self.model(input_ids=ids, use_cache=False, **position_kwargs).logits, ids)
 
-        return run_in_batches(compute, ids_PT, max(1, MAX_BATCH_BYTES // (4 * length * self.vocabulary)))
+        batch_size = max(1, MAX_BATCH_BYTES // (4 * length * self.vocabulary))
+        return run_in_batches(compute, ids_PT, batch_size, edits=self.edits)
 
 
 def find_editable_arrays(layer_arrays: list[LayerArrays], num_heads: int) -> dict[str, EditableArray]:
     """Return where each target of edits can be edited, from the arrays of the trial pass."""
-    vectors = dict(query='query_PTHK', key='key_PSHK', value='value_PSHK', head='head_PTHK')
+    names = 'attention_PHTS', 'query_PTHK', 'key_PSHK', 'value_PSHK', 'head_PTHK', 'ffn_PTD', 'residual_PTD'
     editable_arrays = {}
-    for target, name in dict(attention='attention_PHTS', **vectors, ffn='ffn_PTD', residual='residual_PTD').items():
+    for name in names:
         widths = {index: layer[name].shape[-1] for index, layer in enumerate(layer_arrays) if name in layer}
         if widths:
             heads = num_heads if 'H' in name else 1
-            editable_arrays[target] = EditableArray(tuple(widths), heads, max(widths.values()))
+            editable_arrays[name.partition('_')[0]] = EditableArray(tuple(widths), heads, max(widths.values()))
     return editable_arrays
 
 

@@ -143,19 +143,20 @@ class MeasurableModel(abc.ABC):
 
 
 def run_in_batches(
-    compute: Callable[[np.ndarray, slice], Arrays],
+    compute: Callable[[np.ndarray, tuple[Edit, ...]], Arrays],
     ids_PT: np.ndarray,
     batch_size: int,
     on_progress: ProgressFn = ignore_progress,
+    edits: tuple[Edit, ...] = (),
 ) -> dict[str, np.ndarray]:
-    """Run `compute` on batches, each with the indices of its texts, and concatenate its arrays along the axis P.
+    """Run `compute` on batches, each with the edits of its texts, and concatenate its arrays along the axis P.
 
     Arrays without the axis P are those of the first batch.
     """
     outputs = []
     for start in range(0, len(ids_PT), batch_size):
         texts = slice(start, start + batch_size)
-        outputs.append(compute(ids_PT[texts], texts))
+        outputs.append(compute(ids_PT[texts], tuple(edit.select_texts(texts) for edit in edits)))
         on_progress(len(ids_PT[texts]))
     return {
         name: np.concatenate([output[name] for output in outputs], 1) if '_LP' in name else array

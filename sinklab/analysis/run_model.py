@@ -7,7 +7,7 @@ import hashlib
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import numpy as np
@@ -179,13 +179,11 @@ class RunModel(MeasurableModel):
     def score_tokens(self, ids_PT: np.ndarray, position_T: np.ndarray | None = None) -> dict[str, np.ndarray]:
         """Return loss_LPT and is_greedy_LPT of every token but the first, where L is 1, without edits."""
         program = jit_token_scores(self.spec, make_hashable(None if position_T is None else position_T[:-1]))
-        return self.run_on_device(
-            lambda params, ids_PT, _: program(params, ids_PT), ids_PT, 4 * ids_PT.shape[1] * self.vocabulary
-        )
+        return self.run_on_device(program, ids_PT, 4 * ids_PT.shape[1] * self.vocabulary)
 
     def run_edited(
         self,
-        extract: ExtractFn | Literal['logits', 'losses'],
+        extract: ExtractFn | str,
         ids_PT: np.ndarray,
         position_T: np.ndarray | None = None,
         on_progress: ProgressFn = ignore_progress,
@@ -194,29 +192,27 @@ class RunModel(MeasurableModel):
 
         It is compiled again if the value of an edit is a function, which may read variables that have changed.
         """
-        edits = self.edits or ()
-        make_program = jit_forward.__wrapped__ if any(callable(edit.value) for edit in edits) else jit_forward
+        has_function = any(callable(edit.value) for edit in self.edits or ())
+        make_program = jit_forward.__wrapped__ if has_function else jit_forward
         program = make_program(self.spec, extract, make_hashable(position_T), self.edits is not None)
-
-        def run_batch(params: dict, ids_PT: Any, texts: slice) -> Arrays:
-            return program(tuple(edit.select_texts(texts).make_arrays() for edit in edits), params, ids_PT)
-
         sequence_bytes = sink_probe.estimate_sequence_bytes(self.spec.model, ids_PT.shape[1])
         if isinstance(extract, str):
             sequence_bytes = max(sequence_bytes, 4 * ids_PT.shape[1] * self.vocabulary)
-        return self.run_on_device(run_batch, ids_PT, sequence_bytes, on_progress)
+        return self.run_on_device(program, ids_PT, sequence_bytes, on_progress)
 
     def run_on_device(
         self, program: Callable, ids_PT: np.ndarray, sequence_bytes: int, on_progress: ProgressFn = ignore_progress
     ) -> dict[str, np.ndarray]:
-        """Run a program of (params, ids_PT, indices of the texts) in batches of MAX_BATCH_BYTES."""
+        """Run a program of (edits, params, ids_PT) in batches of MAX_BATCH_BYTES."""
         mesh = make_one_device_mesh()
 
-        def compute(ids_PT: np.ndarray, texts: slice) -> Arrays:
-            return jax.device_get(program(self.params, sharding.put_batch(strip_loss_mask(ids_PT), mesh), texts))
+        def compute(ids_PT: np.ndarray, edits: tuple[Edit, ...]) -> Arrays:
+            ids_on_device = sharding.put_batch(strip_loss_mask(ids_PT), mesh)
+            return jax.device_get(program(tuple(edit.make_arrays() for edit in edits), self.params, ids_on_device))
 
         with jax.set_mesh(mesh):
-            return run_in_batches(compute, ids_PT, max(1, MAX_BATCH_BYTES // sequence_bytes), on_progress)
+            batch_size = max(1, MAX_BATCH_BYTES // sequence_bytes)
+            return run_in_batches(compute, ids_PT, batch_size, on_progress, self.edits or ())
 
     def copy_with_edits(self, edits: tuple[Edit, ...]) -> 'RunModel':
         """Return a copy of the model with edits; see `MeasurableModel.copy_with_edits`."""
@@ -227,10 +223,7 @@ class RunModel(MeasurableModel):
 
 @functools.lru_cache(maxsize=16)  # so that other steps of a run use the same compiled program
 def jit_forward(
-    spec: Spec,
-    extract: ExtractFn | Literal['logits', 'losses'],
-    positions: tuple[int, ...] | None,
-    takes_edits: bool,
+    spec: Spec, extract: ExtractFn | str, positions: tuple[int, ...] | None, takes_edits: bool
 ) -> Callable:
     """Return the jitted function (edits, params, ids_PT) -> arrays that `extract` keeps of all layers.
 
@@ -254,10 +247,10 @@ def jit_forward(
 
 @functools.lru_cache(maxsize=16)
 def jit_token_scores(spec: Spec, positions: tuple[int, ...] | None) -> Callable:
-    """Return the jitted function (params, ids_PT) -> loss_LPT and is_greedy_LPT, where L is 1."""
+    """Return the jitted function (no edits, params, ids_PT) -> loss_LPT and is_greedy_LPT, where L is 1."""
     program = make_token_loss(spec, make_one_device_mesh(), **make_position_kwargs(positions))
 
-    def compute(params: dict, ids_PT: jax.Array) -> Arrays:
+    def compute(_: tuple, params: dict, ids_PT: jax.Array) -> Arrays:
         loss_PT, is_greedy_PT = program(params, ids_PT)
         return {'loss_LPT': loss_PT[None], 'is_greedy_LPT': is_greedy_PT[None]}
 
