@@ -308,9 +308,8 @@ def test_query_that_sees_only_itself_or_has_no_direction(models, kind):
     model, position = models[kind], 3
     alone = Edit('attention', positions=range(position), queries=position, renormalize=True)
     matrix_LHTS, plain_LHTS = (model.attention(TEXTS[0], edit).matrix_LHTS for edit in (alone, None))
-    np.testing.assert_allclose(
-        matrix_LHTS[:, :, position], np.eye(matrix_LHTS.shape[-1])[position] * np.ones((3, 4, 1))
-    )
+    expected_S = np.eye(matrix_LHTS.shape[-1])[position]
+    np.testing.assert_allclose(matrix_LHTS[:, :, position], expected_S * np.ones((3, 4, 1)), atol=1e-6)
     np.testing.assert_allclose(matrix_LHTS[0, :, position + 1 :], plain_LHTS[0, :, position + 1 :], atol=1e-6)
     uniform_LHTS = model.attention(TEXTS[0], Edit('query', position)).matrix_LHTS
     np.testing.assert_allclose(uniform_LHTS[:, :, position, : position + 1], 1 / (position + 1), atol=1e-6)

@@ -151,7 +151,9 @@ class AttentionRecorder:
         scaling = options.get('scaling')
         scale = 1 if scaling is None else scaling * query.shape[-1] ** 0.5  # captured scores are <q, k> / sqrt(K)
         if any(edit.applies_to('query', self.layer) for edit in self.edits):
-            query = self.edit('query', (query * scale).transpose(1, 2)).transpose(1, 2).contiguous() / scale
+            scaled = query * scale
+            edited = self.edit('query', scaled.transpose(1, 2)).transpose(1, 2)
+            query = torch.where(edited == scaled, query, edited / scale)  # so that others are not rounded
         group = {}
         if any(edit.target in ('key', 'value') and edit.applies_to(edit.target, self.layer) for edit in self.edits):
             key, value = (repeat_heads(array, heads).transpose(1, 2) for array in (key, value))
