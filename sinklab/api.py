@@ -330,8 +330,8 @@ class OpenedModel:
             other: A token whose logit is subtracted; None: none.
 
         Returns:
-            `head` (layers, texts, tokens, heads) and `ffn` (layers, texts, tokens): what the hidden states lose without
-            them; and `rest` (texts, tokens): the embedding, biases, and what a norm after attention adds.
+            `head` (layers, texts, tokens, heads) and `ffn` (layers, texts, tokens), of what hidden states lose
+            without it, and `rest` (texts, tokens): the embedding, biases, and what a norm after attention adds.
 
         Raises:
             UserError: A text is not one token, or the logits are not linear in the hidden states after the norm.
