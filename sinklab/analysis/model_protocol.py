@@ -26,6 +26,8 @@ class MeasurableModel(abc.ABC):
 
     Attributes:
         name: The reference of the model.
+        model: The module: of PyTorch, or of flax.nnx.
+        tokenizer: The tokenizer: of transformers, or of the package tokenizers.
         bos: Which BOS texts begin with.
         dtype: The type of activations: `float32` or `bfloat16`.
         vocabulary: The number of token ids.
@@ -40,6 +42,8 @@ class MeasurableModel(abc.ABC):
     """
 
     name: str
+    model: Any
+    tokenizer: Any
     bos: BosMode
     dtype: str
     vocabulary: int
@@ -125,6 +129,10 @@ class MeasurableModel(abc.ABC):
         It is nan for tokens that are not in the training loss.
         """
 
+    @abc.abstractmethod
+    def compute_logits(self, ids_PT: np.ndarray) -> np.ndarray:
+        """Return logits_PTV in float32."""
+
     def check_length(self, ids_PT: np.ndarray) -> int:
         """Return the length of the sequences; raise UserError if it exceeds the maximum of the model."""
         length = int(ids_PT.shape[1])
@@ -134,19 +142,21 @@ class MeasurableModel(abc.ABC):
 
 
 def run_in_batches(
-    compute: Callable[[np.ndarray], Arrays],
+    compute: Callable[[np.ndarray, tuple[Edit, ...]], Arrays],
     ids_PT: np.ndarray,
     batch_size: int,
     on_progress: ProgressFn = ignore_progress,
+    edits: tuple[Edit, ...] = (),
 ) -> dict[str, np.ndarray]:
-    """Run `compute` on batches and concatenate its arrays along the axis P.
+    """Run `compute` on batches, each with the edits of its texts, and concatenate its arrays along the axis P.
 
     Arrays without the axis P are those of the first batch.
     """
     outputs = []
     for start in range(0, len(ids_PT), batch_size):
-        outputs.append(compute(ids_PT[start : start + batch_size]))
-        on_progress(len(ids_PT[start : start + batch_size]))
+        texts = slice(start, start + batch_size)
+        outputs.append(compute(ids_PT[texts], tuple(edit.select_texts(texts) for edit in edits)))
+        on_progress(len(ids_PT[texts]))
     return {
         name: np.concatenate([output[name] for output in outputs], 1) if '_LP' in name else array
         for name, array in outputs[0].items()

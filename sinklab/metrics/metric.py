@@ -6,6 +6,7 @@ A metric may read these arrays of a forward pass, of L layers and P sequences. S
 - `query_LPTHK`, `key_LPSHK` and `value_LPSHK`: queries, keys and values as attention receives them;
 - `head_LPTHK`: outputs of the heads, sum_j A_ij v_j;
 - `normed_LPTD`: input of attention, the residual stream after the norm;
+- `ffn_LPTD`: what the FFN adds to the residual stream;
 - `residual_LPTD`: residual stream after each block;
 - `gate_LPTH`: mean over dimensions of the gate of attention, and `sink_LPCD`: residual stream of sink tokens, after
   each block. Some models lack these two, so that metrics of users cannot read them.
@@ -28,6 +29,7 @@ PROBE_ARRAYS = (
     'value_LPSHK',
     'head_LPTHK',
     'normed_LPTD',
+    'ffn_LPTD',
     'residual_LPTD',
 )
 IMPLICIT_KEY_NORMALIZERS = ('plus_one',)  # normalizers that are softmax with a column whose key and value are zero

@@ -51,13 +51,15 @@ class Intermediates:
     head_BTHK: jax.Array | None = None  # sum_j A_ij v_j, before V bias, head norm and gate
     gate_BTH: jax.Array | None = None  # mean over dimensions of the gate, float32
     normed_BTD: jax.Array | None = None  # input of attention: the residual stream after the norm
+    ffn_BTD: jax.Array | None = None  # what the FFN adds to the residual stream
     residual_BTD: jax.Array | None = None  # residual stream after the block, before a `joined` norm
     sink_BCD: jax.Array | None = None  # residual stream of sink tokens
     key_attention_sums: KeyAttentionSums | None = None  # on learned keys and first keys, from the queries of the text
 
     def slice_text(self, num_dropped: int) -> 'Intermediates':
         """Drop the first `num_dropped` queries, which are sink tokens and not text."""
-        axes = dict(attention_BHTS=-2, query_BTHK=-3, head_BTHK=-3, gate_BTH=-2, normed_BTD=-2, residual_BTD=-2)
+        axes = dict.fromkeys(('normed_BTD', 'ffn_BTD', 'residual_BTD', 'gate_BTH', 'attention_BHTS'), -2)
+        axes |= dict(query_BTHK=-3, head_BTHK=-3)
         sliced = {
             name: jax.lax.slice_in_dim(getattr(self, name), num_dropped, None, axis=axis)
             for name, axis in axes.items()
@@ -187,11 +189,13 @@ class AttentionContext:
         query_BTHK, key_BSGK, value_BSGK = (
             checkpoint_name(array, 'qkv') for array in (query_BTHK, feature_map(key_BSGK), value_BSGK)
         )
+        num_sink_tokens = learned_kv.tokens_class.num_tokens
         if self.edit is not None:  # single heads of a group can be edited
             key_BSGK, value_BSGK = (
                 self.edit(target, repeat_kv(array, query_BTHK.shape[2]), self.spec.num_learned_kv)
                 for target, array in (('key', key_BSGK), ('value', value_BSGK))
             )
+            query_BTHK = self.edit('query', query_BTHK, num_sink_tokens)
         bias = dataclasses.replace(self.spec.bias, learned_HC=learned_kv.get_score_bias_HC())
         if forget_position_BTH is not None:
             num_unforgotten = key_BSGK.shape[1] - key_BTGK.shape[1]
@@ -201,6 +205,7 @@ class AttentionContext:
         output = BACKENDS[self.backend].attend(query_BTHK, key_BSGK, value_BSGK, attention_spec)
         if self.edit is not None:
             output = edit_weights(output, value_BSGK, attention_spec, self.edit)
+            output = output._replace(output_BTHK=self.edit('head', output.output_BTHK, num_sink_tokens))
         if self.capture:
             key_BSHK, value_BSHK = (repeat_kv(array, query_BTHK.shape[2]) for array in (key_BSGK, value_BSGK))
             return output.output_BTHK, Intermediates(
@@ -208,7 +213,6 @@ class AttentionContext:
             )
         if not self.num_first_keys:
             return output.output_BTHK, Intermediates()
-        num_sink_tokens = learned_kv.tokens_class.num_tokens
         key_attention_sums = compute_key_attention_sums(
             query_BTHK, key_BSGK, output.row_stats, attention_spec, self.num_first_keys, num_sink_tokens
         )
