@@ -354,7 +354,7 @@ def test_gradient_norms_match_finite_differences(kind, monkeypatch):
         change[index] = 1e-4
         gradient_LTD[index] = (compute_loss(change) - compute_loss(-change)) / 2e-4
     with jax.set_mesh(make_one_device_mesh()):
-        norm_LPT = run_model.jit_gradient_norms(spec, None)(params, ids_T[None])['norm_LPT']
+        norm_LPT = run_model.jit_gradient_norms(spec, None)((), params, ids_T[None])['norm_LPT']
     np.testing.assert_allclose(norm_LPT[:, 0], np.linalg.norm(gradient_LTD[:, sinks:], axis=-1), rtol=1e-3)
 
 
@@ -385,7 +385,7 @@ def test_quantized_loss_matches_float64_reference(bits, tolerance, monkeypatch):
     monkeypatch.setattr(formulas, 'compute_ffn', compute_ffn)
     with jax.set_mesh(make_one_device_mesh()):
         program = run_model.jit_token_scores(spec, None, bits)
-        loss = float(np.mean(program(jax.tree.map(np.float32, params), ids_T[None])['loss_LPT']))
+        loss = float(np.mean(program((), jax.tree.map(np.float32, params), ids_T[None])['loss_LPT']))
     for part in ('attention', 'ffn'):
         for name, weight in params['blocks'][part].items():
             params['blocks'][part][name] = quantize(weight, (1, 2) if name == 'output_HKD' else 1)
