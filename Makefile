@@ -1,6 +1,6 @@
 PYTHON ?= python3
 BIN := .venv/bin
-ROWS := softmax,sigmoid_apple
+ROWS := softmax,sigmoid_minus_log_t
 # Number of runs at once, each on a core of its own if there are two.
 JOBS ?= 2
 RUNS ?= runs/quickstart

@@ -1,8 +1,7 @@
 """Experiment: what comes first when a sink emerges: the direction of the first key, its value, or its hidden state.
 
     python -m benchmarks.switch_attention --workdir=runs/switch --seeds=3 --jobs=2
-    python -m benchmarks.emergence_order runs/switch/softmax-0 runs/switch/sigmoid_apple-0 --write
-    python -m benchmarks.emergence_order runs/switch/softmax-0 --heads_png=heads.png
+    python -m benchmarks.emergence_order runs/switch/softmax-0 runs/switch/sigmoid_minus_log_t-0 --write
 
 The script reads the probes of finished runs. A sink head has a mean alpha_1 above 0.3 at the last probe. Four
 quantities are followed over training in each layer with sink heads:
@@ -16,8 +15,7 @@ quantities are followed over training in each layer with sink heads:
 The step of a quantity is that of the first probe from which on it stays beyond half of its change over the run. A
 quantity that changes by less than MIN_CHANGES, or to the other side, has none. `start` and `end` are means over all
 layers and heads. --write writes docs/results/emergence_order.json and .png, and the tables of mechanism.md; the
-picture has the runs with sink heads. --heads_png draws the quantities of each head and layer of a run, and writes its
-steps beside the picture, as JSON.
+picture has the runs with sink heads.
 """
 
 import argparse
@@ -34,7 +32,6 @@ from sinklab.metrics.sink import SINK_THRESHOLD
 RESULTS = Path(__file__).resolve().parents[1] / 'docs' / 'results'
 # {quantity: its smallest change that counts, with the sign of a sink}.
 MIN_CHANGES = {'direction': 0.2, 'attention': 0.1, 'hidden state': 0.5, 'value': -0.2}
-QUANTITIES_OF_LAYERS = {'hidden state', 'value'}  # equal in all heads of a layer
 # The change of a quantity ends at the mean of these, because single probes are noisy. `end` and the sink heads are of
 # the last probe alone.
 LAST_PROBES = 5
@@ -44,15 +41,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('runs', nargs='+', type=Path)
     parser.add_argument('--write', action='store_true')
-    parser.add_argument(
-        '--heads_png',
-        type=Path,
-        metavar='FILE',
-        help='draw each head and layer of a single run, and write its steps beside it',
-    )
     args = parser.parse_args()
-    if args.heads_png and len(args.runs) != 1:
-        parser.error(f'--heads_png draws one run, but {len(args.runs)} are given; give one')
     results = {path.name: measure_run(path) for path in args.runs}
     for name, result in results.items():
         print(f'{name}: end {result["end"]}')
@@ -65,9 +54,6 @@ def main() -> None:
         (RESULTS / 'emergence_order.json').write_text(json.dumps(content, indent=1) + '\n')
         write_part(RESULTS / 'mechanism.md', 'order', format_results(content))
         draw_curves([path for path in args.runs if results[path.name]['layers']], RESULTS / 'emergence_order.png')
-    if args.heads_png:
-        draw_heads(args.runs[0], args.heads_png)
-        args.heads_png.with_suffix('.json').write_text(json.dumps(results, indent=1) + '\n')
 
 
 def read_quantities(path: Path) -> tuple[np.ndarray, dict[str, np.ndarray]]:
@@ -128,7 +114,7 @@ def measure_run(path: Path) -> dict:
     steps, quantities = read_quantities(path)
     is_sink_LH = find_sink_heads(quantities)
     layers = [
-        dict(layer=int(layer) + 1, heads=[int(head) + 1 for head in np.flatnonzero(is_sink_LH[layer])])
+        dict(layer=int(layer), heads=np.flatnonzero(is_sink_LH[layer]).tolist())
         | {
             name: find_half_step(steps, quantities[name][:, layer, is_sink_LH[layer]].mean(-1), min_change)
             for name, min_change in MIN_CHANGES.items()
@@ -194,38 +180,6 @@ def draw_curves(paths: list[Path], output: Path) -> None:
         axis.set_xlabel('step')
     axes[0, 0].set_ylabel('share of the change over the run')
     axes[0, 0].set_ylim(-0.3, 1.4)
-    axes[0, 0].legend(fontsize='small')
-    figure.tight_layout()
-    figure.savefig(output, dpi=150)
-
-
-def draw_heads(path: Path, output: Path) -> None:
-    """Draw the quantities of each head or layer of a run over training.
-
-    A line has the color of its layer. Lines of sink heads, and of layers that have one, are thick.
-    """
-    import matplotlib
-
-    matplotlib.use('Agg')
-    import matplotlib.pyplot as plt
-
-    steps, quantities = read_quantities(path)
-    is_sink_LH = find_sink_heads(quantities)
-    num_layers, num_heads = is_sink_LH.shape
-    colors = plt.get_cmap('viridis')(np.linspace(0, 0.9, num_layers))
-    figure, axes = plt.subplots(2, 2, figsize=(9, 6), sharex=True)
-    for axis, (name, values_NLH) in zip(axes.flat, quantities.items(), strict=True):
-        is_per_layer = name in QUANTITIES_OF_LAYERS
-        for layer in range(num_layers):
-            for head in range(1 if is_per_layer else num_heads):
-                is_sink = is_sink_LH[layer].any() if is_per_layer else is_sink_LH[layer, head]
-                label = f'layer {layer + 1}' if head == 0 else None
-                axis.plot(
-                    steps, values_NLH[:, layer, head], color=colors[layer], lw=2 if is_sink else 0.6, label=label
-                )
-        axis.set_title(f'{name} (each {"layer" if is_per_layer else "head"})')
-    for axis in axes[1]:
-        axis.set_xlabel('step')
     axes[0, 0].legend(fontsize='small')
     figure.tight_layout()
     figure.savefig(output, dpi=150)

@@ -1,5 +1,6 @@
 """Example attention specs: every operation, under every kind of mask, and with ALiBi."""
 
+import dataclasses
 from collections.abc import Callable
 
 import jax.numpy as jnp
@@ -50,7 +51,7 @@ MASKS: dict[str, Callable[[int], Mask]] = {
 
 def make_specs(operation: Operation, heads: int, length: int) -> dict[str, AttentionSpec]:
     """Make specs of the operation under each mask, and with ALiBi."""
-    specs = {name: AttentionSpec(operation, mask(length)) for name, mask in MASKS.items()}
-    return specs | {
+    specs = {name: AttentionSpec(operation, mask(length)) for name, mask in MASKS.items()} | {
         'alibi': AttentionSpec(operation, masks.make_causal_mask(length), bias=make_alibi_bias(heads, length))
     }
+    return {name: dataclasses.replace(spec, needs_abs_weight_sum=True) for name, spec in specs.items()}

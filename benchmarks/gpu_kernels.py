@@ -107,7 +107,7 @@ def measure_cell(cell: dict, is_tiny: bool) -> dict:
 
     def make_run(backend):
         def total(arrays):
-            output, rows, _ = backends.BACKENDS[backend].attend(*arrays, spec, needs_abs_weight_sum=True)
+            output, rows, _ = backends.BACKENDS[backend].attend(*arrays, spec)
             return jnp.sum(cotangent * output.astype(jnp.float32)), (output, rows.abs_weight_sum_BHT)
 
         differentiate = jax.jit(jax.grad(total, has_aux=True))

@@ -181,7 +181,7 @@ def compare_attention(hf_model: Any, model: Any, ids_PT: np.ndarray) -> float:
     with torch.no_grad():
         expected = model(torch.as_tensor(ids_PT), output_attentions=True, use_cache=False).attentions
     if len(attentions) < len(expected):  # transformers returns states for linear attention
-        expected = [expected[layer - 1] for layer in hf_model.array_layers['attention_LPHTS']]
+        expected = [expected[layer] for layer in hf_model.array_layers['attention_LPHTS']]
     pairs = zip(attentions, expected, strict=True)
     return max(
         float(np.abs(array[..., -reference.shape[-1] :] - reference.numpy()).max()) for array, reference in pairs

@@ -133,7 +133,7 @@ def measure_variant(model: ModelEntry, experiment: dict, options: dict, corpora:
 
 
 def show_attention(model: ModelEntry, experiment: dict, options: dict, corpora: Path) -> dict[str, Any]:
-    """Return the attention matrices of two heads; layers and heads count from 1.
+    """Return the attention matrices of two heads; layers and heads count from 0.
 
     They are the heads with the largest and with the median alpha_1.
     """
@@ -143,7 +143,7 @@ def show_attention(model: ModelEntry, experiment: dict, options: dict, corpora: 
     for name, place in (('largest', order[-1]), ('median', order[len(order) // 2])):
         index, head = (int(number) for number in np.unravel_index(place, alpha_LH.shape))
         matrix = [[round(float(weight), 3) for weight in row] for row in attention.matrix_LHTS[index, head]]
-        heads[name] = dict(layer=attention.layers[index] + 1, head=head + 1, matrix=matrix)
+        heads[name] = dict(layer=attention.layers[index], head=head, matrix=matrix)
         heads[name]['alpha'] = round_number(float(alpha_LH[index, head]))
     return dict(queries=attention.queries, keys=attention.keys, heads=heads)
 

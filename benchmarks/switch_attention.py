@@ -3,8 +3,8 @@
     python -m benchmarks.switch_attention --workdir=runs/switch --seeds=3 --jobs=2
     python -m benchmarks.switch_attention --workdir=runs/switch --seeds=3 --write
 
-For each seed, a run with softmax attention and one with sigmoid attention (the row `sigmoid_apple`) are trained at
-the size quickstart, with a checkpoint at each of SWITCH_STEPS. From each checkpoint a warm start continues with the
+For each seed, a run with softmax attention and one with sigmoid attention (`sigmoid_minus_log_t`) are trained at the
+size quickstart, with a checkpoint at each of SWITCH_STEPS. From each checkpoint a warm start continues with the
 other attention to the last step. Parameters, optimizer state, schedule and the order of the data continue; nothing
 else differs. Finished runs are not trained again, so the command can be stopped and repeated. --write only reads the
 runs, and writes docs/results/switch.json, switch.png and the table of mechanism.md.
@@ -28,7 +28,7 @@ from sinklab.sweep.run import pin_to_cores, split_cores
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / 'docs' / 'results'
 SWITCH_STEPS = 100, 200, 300, 400, 500, 600, 700, 800, 1000, 1200  # most sinks emerge between step 250 and 950
-ROWS = 'softmax', 'sigmoid_apple'  # rows of configs/attention.py
+ROWS = 'softmax', 'sigmoid_minus_log_t'  # rows of configs/attention.py
 OPTIONS = '--data=1', '--fsdp=1', '--remat=attention,ffn'
 METRICS = 'sink/1', 'alpha/1', 'mass/row', 'contribution/1', 'norm/value/ratio', 'norm/key/ratio'
 

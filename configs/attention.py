@@ -98,10 +98,10 @@ ROWS = {
     'sigmoid_decay_1': make_proxy_row(make_sigmoid_sweep_diff(weight_decay=1.0), 0.30, 4.06, SWEEP_SOURCE),
     'sigmoid_rate_1e-3': make_proxy_row(make_sigmoid_sweep_diff(peak_learning_rate=1e-3), 0.81, 3.68, SWEEP_SOURCE),
     'sigmoid_rate_1e-4': make_proxy_row(make_sigmoid_sweep_diff(peak_learning_rate=1e-4), 0.36, 4.08, SWEEP_SOURCE),
-    'sigmoid_apple': make_row(
+    'sigmoid_minus_log_t': make_row(
         make_operation_diff('sigmoid', 'none', offset=-1.0),
         'Ramapuram et al., 2409.04431',
-        note='A bias of -log n, so that the initial row mass is near 1. No sink result was published.',
+        note='An offset of -log T, so that the initial row mass is near 1. No sink result was published.',
     ),
     'softmax_off_by_one': make_row(
         make_operation_diff(normalizer='plus_one'),
@@ -131,4 +131,6 @@ ROWS = {
     ),
 }
 
-get_config = table(ROWS)
+ALIASES = {'sigmoid_apple': 'sigmoid_minus_log_t'}
+
+get_config = table(ROWS, aliases=ALIASES)

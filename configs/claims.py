@@ -273,8 +273,10 @@ LEARNED_KV = {
 
 OPERATION = {
     'sigmoid': make_claim('Sigmoid without normalization gives less of a sink.', TABLE_4, ('attention:sigmoid', '<')),
-    'sigmoid_apple': make_claim(
-        'Sigmoid with an offset of -log T gives less of a sink.', f'as {TABLE_4}', ('attention:sigmoid_apple', '<')
+    'sigmoid_minus_log_t': make_claim(
+        'Sigmoid with an offset of -log T gives less of a sink.',
+        f'as {TABLE_4}',
+        ('attention:sigmoid_minus_log_t', '<'),
     ),
     'sigmoid_normalized': make_claim(
         'Normalized sigmoid gives more of a sink than sigmoid without normalization.',
@@ -287,10 +289,10 @@ OPERATION = {
         ('attention:sigmoid', '<'),
         LOSS_METRIC,
     ),
-    'sigmoid_apple_learns': make_claim(
+    'sigmoid_minus_log_t_learns': make_claim(
         'Sigmoid with an offset of -log T has the same loss as softmax.',
         f'as {TABLE_4}',
-        ('attention:sigmoid_apple', '='),
+        ('attention:sigmoid_minus_log_t', '='),
         LOSS_METRIC,
     ),
     'elu1': make_claim('elu + 1 without normalization gives less of a sink.', TABLE_4, ('attention:elu1', '<')),
@@ -381,7 +383,7 @@ SIZE = {
     'first_norm': make_claim(
         'Softmax has a larger norm ratio of the first token than sigmoid with an offset.',
         f'on {GU_V1}, section 3.1',
-        ('attention:sigmoid_apple', '<'),
+        ('attention:sigmoid_minus_log_t', '<'),
         'norm/ratio/05',
         untestable_at=dict.fromkeys(BELOW_SMALL, 'needs at least five layers: --size=small'),
     ),

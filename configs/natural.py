@@ -11,6 +11,7 @@ promotes or takes the sink.
 """
 
 from sinklab.configs import learned_kv, packing, sizes
+from sinklab.configs.attention import ALIASES
 from sinklab.configs.attention import ROWS as ATTENTION_ROWS
 from sinklab.configs.publications import THIS_PROJECT
 from sinklab.configs.table import make_row, table
@@ -42,7 +43,7 @@ def make_unpublished_row(diff, note):
 ROWS = {
     'softmax': make_unpublished_row({}, 'In the paper Sink_1 of the 60M model emerges between 1k and 2k steps.'),
     'sigmoid': make_unpublished_row(ATTENTION_ROWS['sigmoid']['diff'], 'No sink in the paper.'),
-    'sigmoid_apple': make_unpublished_row(ATTENTION_ROWS['sigmoid_apple']['diff'], 'A bias of -log T.'),
+    'sigmoid_minus_log_t': make_unpublished_row(ATTENTION_ROWS['sigmoid_minus_log_t']['diff'], 'Offset -log T.'),
     'bos': make_unpublished_row(
         packing.BOS | packing.PROBE_BOS, 'BOS before each document, and before the texts of probes.'
     ),
@@ -52,4 +53,4 @@ ROWS = {
     ),
 }
 
-get_config = table(ROWS, BASE, SIZES)
+get_config = table(ROWS, BASE, SIZES, aliases=ALIASES)

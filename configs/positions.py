@@ -50,6 +50,11 @@ ROWS = {
         note='Cited by Gu et al.; no result was published.',
     ),
     'alibi': make_row({'model.position': 'alibi'}, TABLE_2, 20.78, 3.71),
+    'forget_gate': make_row(
+        {'model.position': 'none', 'model.forget_gate': True},
+        'Lin et al., 2503.02130 (760M)',
+        note='Forgetting Transformer, without its other changes of the block. No sink result is known.',
+    ),
 }
 
 get_config = table(ROWS)

@@ -4,13 +4,12 @@ A size sets the model, the lengths and the step counts. A value in a row is the 
 marks it with `scale` or `scale_with_size` (configs/table.py).
 """
 
-# A sink emerges on a laptop in minutes, because this size exaggerates what promotes a sink in the paper: the first
-# token is fixed (Table 7), and the learning rate and the weight decay are far above the default (ICLR Table 9, Table
-# 1). The vocabulary is small because a sink emerges only after the tokens are learned: after 2000 steps, 1024 ids
-# gave a sink of 8 %, and 2048 ids of 6 %. The width is small because a step at width 128 took nearly twice as long.
-# There are three layers, and the smaller initial embeddings of gpt2, because with four layers or with the released
-# embeddings the queries of the first layer vanish in the sigmoid runs. docs/results/quickstart.md lists what was
-# tried.
+# A sink emerges on a laptop in minutes, because this size has what promotes a sink in the paper: the first token is
+# fixed (Table 7), and the learning rate and the weight decay are far above the default (ICLR Table 9, Table 1). The
+# vocabulary is small because a sink emerges only after the tokens are learned: after 2000 steps, 1024 ids gave a sink
+# of 8 %, and 2048 ids of 6 %. The width is small because a step at width 128 took nearly twice as long. There are
+# three layers, and the smaller initial embeddings of gpt2, because with four layers or with the released embeddings
+# the queries of the first layer vanish in the sigmoid runs.
 QUICKSTART = {
     'model.layers': 3,
     'model.initialization': 'gpt2',

@@ -1,4 +1,4 @@
-"""Tables of docs/results/claims.md, and verdicts in the README and other pages, from docs/results/claims*.json.
+"""Tables and picture of docs/results/claims.md, and verdicts in other pages, from docs/results/claims*.json.
 
     python -m docs.claims_results
 
@@ -22,7 +22,7 @@ from sinklab.cli import config_flags
 from sinklab.configs import claims as claim_definitions
 from sinklab.configs import hypotheses, model_size, open_models
 from sinklab.escape import escape_markdown
-from sinklab.metrics.emergence import MIN_FINAL_RATE_PERCENT
+from sinklab.metrics.emergence import has_sink
 from sinklab.report import claims as report
 from sinklab.sweep import results
 
@@ -41,7 +41,8 @@ OPEN_MODEL_STATEMENTS = {
     ),
     'streaming': ('streaming', ('Without the first token it breaks.', 'One first token is enough.')),
 }
-README_CLAIMS = 'sigmoid_apple', 'column_k', 'rate_lower', 'column_v', 'batch_small'  # against softmax
+COLOUR_OF_VERDICT = {'holds': '#009E73', 'contradicted': '#D55E00', 'not seen': '#0072B2', 'unsettled': '#999999'}
+README_CLAIMS = 'sigmoid_minus_log_t', 'column_k', 'rate_lower', 'column_v', 'batch_small'  # against softmax
 
 
 def read_results(size: str) -> dict:
@@ -114,8 +115,10 @@ def format_sink_count(claim: report.Claim, claims_data: dict) -> str:
     """Format how many runs have a sink, for a claim that a sink emerges; return an empty string for another claim."""
     if not claim.right or claim.right.when == 'end' or not claim.left.metric.startswith('sink/'):
         return ''
-    sinks = list_values(claims_data, claim.left.row, claim.left.metric)
-    return f'; {sum(sink >= MIN_FINAL_RATE_PERCENT for sink in sinks)} have a sink' if sinks else ''
+    runs = claims_data['runs'].get(claim.left.row, {}).values()
+    metric = claim.left.metric
+    sinks = [has_sink(run['end'][metric], run['start'][metric]) for run in runs if metric in run['end']]
+    return f'; {sum(sinks)} have a sink' if sinks else ''
 
 
 def get_unit_text(claim: report.Claim) -> str:
@@ -315,7 +318,29 @@ def update_page(text: str, parts: tuple[str, ...]) -> str:
     return text
 
 
+def draw_intervals(path: Path) -> None:
+    """Draw the interval of the difference of each claim about a sink score at the size quickstart."""
+    import matplotlib.pyplot as plt
+
+    entries = load_verdicts('claims')['quickstart'].values()  # contradicted claims come first
+    drawn = [entry for entry in entries if entry['unit'] == '%' and entry['verdict'] in COLOUR_OF_VERDICT]
+    figure, axes = plt.subplots(figsize=(6.4, 1 + 0.19 * len(drawn)), layout='constrained')
+    for y, entry in enumerate(drawn):
+        axes.plot(entry['interval'], [y, y], color=COLOUR_OF_VERDICT[entry['verdict']], linewidth=2)
+        axes.plot(entry['mean'], y, 'o', color=COLOUR_OF_VERDICT[entry['verdict']], markersize=4)
+        if entry['published'] is not None:
+            axes.plot(entry['published'], y, 'k|', markersize=8)
+    axes.axvline(0, color='black', linewidth=0.5)
+    axes.set(xlabel='mean difference over seeds and its interval (%)', ylim=(len(drawn) - 0.4, -0.6))
+    axes.set_yticks(range(len(drawn)), [f'{entry["claim"]} {entry["relation"]}' for entry in drawn], fontsize=7)
+    handles = [plt.Line2D([], [], color=colour, label=verdict) for verdict, colour in COLOUR_OF_VERDICT.items()]
+    handles.append(plt.Line2D([], [], color='black', marker='|', linewidth=0, label='published'))
+    figure.legend(handles=handles, fontsize=7, loc='outside upper center', ncols=len(handles), frameon=False)
+    figure.savefig(path, dpi=150)
+
+
 def main() -> None:
+    draw_intervals(RESULTS_DIR / 'claims.png')
     for path, parts in PAGES.items():
         path.write_text(update_page(path.read_text(encoding='utf-8'), parts), encoding='utf-8')
 

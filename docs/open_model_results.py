@@ -158,13 +158,13 @@ def label_metric(metric: str) -> str:
     if metric in LABELS:
         return LABELS[metric]
     if metric.endswith('*'):
-        return f'{format_code(metric[:-2])}, largest (layer)'
+        return f'{format_code(metric[:-2])}, largest (hidden state)'
     info = find_metric_info(metric)
     return f'{info.label}{f" ({info.unit})" if info.unit else ""}' if info else format_code(metric)
 
 
 def format_value(metric: str, value: float | list | None) -> str:
-    """Return a table cell; of a list over layers, the largest value and its layer."""
+    """Return a table cell; of a list over hidden states, the largest value and its number, from 1."""
     if value is None:
         return '-'
     if isinstance(value, list):
@@ -244,8 +244,13 @@ def draw_layers(plt: Any, entries: dict, titles: dict[str, str], labels: tuple[s
         for axes, (array, title) in zip(row, titles.items(), strict=True):
             for part, label in zip(('first', 'others'), labels, strict=True):
                 values = layers.get(array, {}).get(part, [])
-                axes.plot(range(1, len(values) + 1), values, marker='.', label=label)
-            axes.set(title=f'{model}: {title}', xlabel='layer', yscale='log' if log else 'linear')
+                first = int(array == 'norm_LT')  # hidden state 0 is the embedding
+                axes.plot(range(first, first + len(values)), values, marker='.', label=label)
+            axes.set(
+                title=f'{model}: {title}',
+                xlabel='hidden state' if array == 'norm_LT' else 'layer',
+                yscale='log' if log else 'linear',
+            )
             axes.title.set_fontsize(9)
             if log:
                 label_ticks(axes.yaxis)

@@ -40,8 +40,9 @@ def open(model_ref: str, *, bos: str = 'auto', dtype: str | None = None) -> 'Ope
 
     Returns:
         An `OpenedRun`, or an `OpenedModel` for `hf:` and `gguf:`. Both have `.attention(text)`,
-        `.measure(name, text)`, `.loss(text)` and `.compare(text, edits)`; a run also has `.steps`, `.at(step)`,
-        `.curve(name)`, `.params(step)`, `.model` and `.spec`. Parameters are read when they are first needed.
+        `.measure(name, text)`, `.loss(text)`, `.compare(text, edits)`, `.logits(text)`, `.cache(text)`, `.model` and
+        `.tokenizer`; a run also has `.steps`, `.at(step)`,
+        `.curve(name)`, `.params(step)` and `.spec`. Parameters are read when they are first needed.
 
     Raises:
         UserError: There is no such run, step or model, or a package that it needs is not installed.

@@ -2,8 +2,10 @@
 
 import contextlib
 import difflib
+import os
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 
 MAX_ERROR_LENGTH = 200  # characters of an exception's message inside another message
 MAX_LISTED_NAMES = 30  # a message does not list more allowed names
@@ -34,8 +36,10 @@ def format_error(error: BaseException, with_type: bool = False, max_length: int 
 
 
 def shorten_text(text: str, max_length: int | None = MAX_ERROR_LENGTH) -> str:
-    """Put a text on one line, and cut it off after `max_length` characters; None: do not."""
-    return ' '.join(text.split())[:max_length]
+    """Put a text on one line, and cut it off between words after `max_length` characters; None: do not."""
+    line = ' '.join(text.split())
+    start = line[:max_length]
+    return line if start == line else f'{start.rpartition(" ")[0] or start} ...'
 
 
 def format_names(names: list[str]) -> str:
@@ -44,8 +48,10 @@ def format_names(names: list[str]) -> str:
 
 
 def format_extra_command(extra: str) -> str:
-    """Return the command that installs an optional extra of sinklab, such as `hf`, from its clone."""
-    return f"pip install -e '.[{extra}]'"
+    """Return the command that installs an extra of sinklab, such as `hf`, in this environment, from the clone."""
+    uv = Path(sys.executable).with_name('uv')  # of an environment that `make` has made, which has no pip
+    installer = f'{os.path.relpath(uv)} pip' if uv.exists() else f'{sys.executable} -m pip'
+    return f"{installer} install -e '.[{extra}]'"
 
 
 def raise_errors(errors: Iterable[str]) -> None:
@@ -63,7 +69,7 @@ def format_unknown_name(
 ) -> str:
     """Format the message about an unknown name, with the closest allowed name and the allowed names.
 
-    Of more than MAX_LISTED_NAMES allowed names, it lists the most similar ones and the number of the others.
+    Of more than MAX_LISTED_NAMES allowed names, it lists only the three most similar ones.
 
     Args:
         subject: What is unknown, as the message begins.
@@ -74,8 +80,7 @@ def format_unknown_name(
     """
     listed = allowed = list(allowed)
     if len(allowed) > MAX_LISTED_NAMES:
-        similar = difflib.get_close_matches(name, allowed, 5, cutoff=0.3) or allowed[:5]
-        listed = [*similar, f'and {len(allowed) - len(similar)} more']
+        listed = [*(difflib.get_close_matches(name, allowed, 3, cutoff=0.3) or allowed[:3]), '...']
     suggestion = suggestion or next(iter(difflib.get_close_matches(name, allowed, 1)), None)
     question = f'; did you mean {suggestion}?' if suggestion else ''
     return f'{subject} is unknown{question} ({label}: {", ".join(listed)})'

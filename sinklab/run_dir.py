@@ -27,9 +27,9 @@ import msgspec
 from msgspec import Meta, Struct, field
 
 from sinklab.config.differences import flatten_dict, format_differences
-from sinklab.config.spec import EXTENDABLE_SCHEDULES, Spec, WarmStartTakes, is_changeable
+from sinklab.config.spec import EXTENDABLE_SCHEDULES, FFN_NAMES, Spec, WarmStartTakes, is_changeable
 from sinklab.config.validate import parse_config
-from sinklab.errors import UserError
+from sinklab.errors import UserError, format_names
 from sinklab.storage.files import (
     RESTORE_REMEDY,
     TEMPORARY_SUFFIX,
@@ -119,6 +119,7 @@ class SweepRow(Struct):
     row: str
     seeds: dict[SeedText, str]
     config: str = ''
+    steps: Step = 0
 
 
 SCHEMAS: dict[str, Any] = {
@@ -361,6 +362,8 @@ def read_spec(run_dir: RunDir) -> Spec:
     try:
         return parse_config(config)
     except UserError as error:
+        if flatten_dict(config).get('model.ffn') not in FFN_NAMES:
+            raise UserError(f'{run_dir}: {error}') from error
         commit = run_dir.read_environment().get('commit')
         raise UserError(f'{run_dir} contains a run of another version ({error}); use commit {commit}') from error
 
@@ -380,6 +383,10 @@ def check_has_run(run_dir: RunDir) -> None:
             f'{run_dir} is an open model and no run; give {path} to a command that takes open models, '
             f'or make a run of it: {command}'
         )
+    if runs := [
+        str(path.parent) for depth in ('*', '*/*') for path in sorted(run_dir.path.glob(f'{depth}/row.json'))
+    ]:
+        raise UserError(f'{run_dir} is no run, but contains runs; give one of {format_names(runs)}')
     problem = 'contains no run' if run_dir.path.exists() else 'does not exist'
     raise UserError(f'{run_dir} {problem}; give the folder of a run')
 

@@ -154,6 +154,12 @@ def compute_printed_bucket(distance):
     return 31 if distance >= 128 else 16 + math.floor(math.log(distance / 16) / math.log(128 / 16)) * 16
 
 
+def compute_forget_bias(score_T):
+    """Compute bias_TS = sum_{l=s+1..t} log sigmoid(score_l) for keys at or before a query."""
+    log_gate_T = np.log(sigmoid(score_T))
+    return np.array([[log_gate_T[s + 1 : t + 1].sum() for s in range(len(score_T))] for t in range(len(score_T))])
+
+
 def compute_position_bias(kind, position_T, heads, table_RH=None):
     """Compute bias_HTS for keys at or before a query."""
     distance = {

@@ -78,6 +78,7 @@ OPTIONS = {
     },
     **{f'norm {kind}': make_model_changes(norm=kind) for kind in ('pre', 'post', 'sandwich', 'res_post')},
     **{f'norm {kind}': make_model_changes(norm_kind=kind) for kind in ('gated_rms', 'dynamic_tanh')},
+    'forget gate': make_model_changes(forget_gate=True, position='none'),
     'value residual': make_model_changes(value_residual=True),
     **{f'exclusive {kind}': make_model_changes(exclusive=kind) for kind in ('fixed', 'gated')},
     'differential': make_model_changes(combination='differential', kv_heads=2),
@@ -160,6 +161,7 @@ COMBINATIONS = {
     'value residual, sink token, kv heads, value gate': make_model_changes(
         value_residual=True, learned_kv__kind='sink_token', kv_heads=2, gate='value', norm='sandwich'
     ),
+    'forget gate, kv, kv heads': make_model_changes(forget_gate=True, learned_kv__kind='kv', kv_heads=2),
     'exclusive, kv, value gate, kv heads': make_model_changes(
         exclusive='fixed', learned_kv__kind='kv', gate='value', kv_heads=2
     ),

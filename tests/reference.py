@@ -140,6 +140,10 @@ def compute_head(h, weights, x, position_info, spec):
         else ungated_value
     )
     bias_TS = position_info.bias_HTS[h]
+    if model.forget_gate:
+        bias_TS = formulas.compute_forget_bias(
+            x @ weights['forget_gate']['weight_DH'][:, h] + weights['forget_gate']['bias_H'][h]
+        )
     if model.learned_kv.kind in ('k', 'kv'):
         column = make_learned_column(h, weights['learned_kv'], value.shape[-1], model)
         key, value = np.vstack([column[0], key]), np.vstack([column[1], value])

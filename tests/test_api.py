@@ -56,7 +56,11 @@ def test_open_reads_run_without_corpus_and_writes_nothing(trained_run, monkeypat
         repr(result) == f'<Attention: 2 matrices x 4 heads, {len(result.queries)} queries x {len(result.keys)} keys>'
     )
     assert repr(run) == f"sinklab.open('{path}@8')"
-    _, captured = run.model(run.ids('import os'), capture=True)
+    ids_PT = run.ids('import os')
+    assert run.loss(ids_PT) == run.loss(ids_PT[0].tolist()) == run.loss('import os')
+    assert run.measure('sink/1', ids_PT, threshold=0.4) == run.measure('sink/1@0.4', 'import os')
+    logits_BTV, captured = run.model(ids_PT, capture=True)
+    np.testing.assert_allclose(run.logits('import os'), logits_BTV, atol=1e-5)
     np.testing.assert_allclose(result.matrix_LHTS, captured.attention_BHTS[:, 0], atol=1e-6)
     assert numbers['sink/1'] == sink.compute_sink_rate(sink.compute_importance(result.matrix_LHTS, 1))
 
@@ -75,7 +79,7 @@ def test_plot_selects_strongest_matrix_of_selection():
         (dict(head=1), 3, 1),
     ]:
         axes = result.plot(**selection).axes[0]
-        assert axes.get_title() == f'layer {layer + 1}, head {head + 1}', selection
+        assert axes.get_title() == f'layer {layer}, head {head}', selection
         np.testing.assert_array_equal(axes.images[0].get_array(), matrix_LHTS[layer // 2, head])
     for selection in (dict(layer=0), dict(layer=1, head=2), dict(head=-1)):
         with pytest.raises(UserError):
@@ -117,6 +121,12 @@ def test_run_returns_parameters_of_steps_and_curves_as_frames(trained_run):
         (lambda run: run.loss(123), '123'),
         (lambda run: run.curve('loss'), 'did you mean valid/loss'),
         (lambda run: run.measure('sink1', 'some words'), 'did you mean sink/1'),
+        (lambda run: run.measure('Sink_1', 'some words'), 'did you mean sink/1'),
+        (lambda run: run.measure('alpha/1', 'some words', threshold=0.2), 'alpha/1'),
+        (lambda run: run.loss([[3, 99999]]), '99999'),
+        (lambda run: run.loss([[3], [4, 5]]), '4, 5'),
+        (lambda run: run.attribute_logits('some words', 'some words'), 'some words'),
+        (lambda run: run.sweep('some words', sinklab.Edit('ffn'), over=('layer',)), 'did you mean layers'),
         (lambda run: run.measure('sink/1', 'some words', treshold=0.2), 'did you mean thresholds'),
     ],
 )

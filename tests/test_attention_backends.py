@@ -26,6 +26,8 @@ from sinklab.attn import chunked, reference
 from sinklab.attn import mask as masks
 from sinklab.attn.backends import BACKENDS
 from sinklab.attn.key_attention_sums import compute_key_attention_sums
+from sinklab.attn.spec import ScoreBias
+from sinklab.model.positions import ForgetGate
 
 pytestmark = pytest.mark.usefixtures('small_blocks')
 
@@ -41,6 +43,19 @@ def compare_under_all_masks(backend, operation, width, dtype, atol):
 @pytest.mark.parametrize('operation', make_case_params(OPERATIONS, COVERING_OPERATIONS[::2]), ids='-'.join)
 def test_chunked_attention_matches_reference_with_masks_columns_and_alibi(operation):
     compare_under_all_masks('chunked', operation, 16, jnp.float32, 5e-5)
+
+
+def test_chunked_attention_matches_reference_with_positions_of_each_head():
+    distance_BTH = np.random.default_rng(2).uniform(0, 0.1, (1, LENGTH, 2)).cumsum(1).astype(np.float32)
+
+    def make_bias(query_BTH):
+        key_BSH = jnp.pad(query_BTH, ((0, 0), (1, 0), (0, 0)))
+        return ScoreBias(ForgetGate.relative_bias, query_BTH, key_BSH, jnp.zeros((1, 1)))
+
+    attention, mask = make_attention_config('exp', 'sum'), MASKS['window'](LENGTH)
+    compare_backend(
+        'chunked', attention, mask, draw_inputs(16, columns=1), make_bias, 1, (jnp.asarray(distance_BTH),)
+    )
 
 
 @pytest.mark.slow
@@ -107,14 +122,15 @@ def test_backends_use_scale_of_operation(scale):
     arrays = draw_inputs(16, columns=1)
     for pair in (('exp', 'p_norm'), ('sigmoid', 'none')):
         spec = make_attention_spec(make_attention_config(*pair), masks.make_causal_mask(LENGTH), 1)
-        spec = dataclasses.replace(spec, operation=dataclasses.replace(spec.operation, scale=scale))
+        operation = dataclasses.replace(spec.operation, scale=scale)
+        spec = dataclasses.replace(spec, operation=operation, needs_abs_weight_sum=True)
         query, key, value = arrays
         plain_spec = make_attention_spec(make_attention_config(*pair), masks.make_causal_mask(LENGTH), 1)
         # the reference with a scaled query
         expected = reference.attend(scale * np.sqrt(16) * query, key, value, plain_spec)
         with interpret_pallas():
             for backend in ('dense', 'chunked', 'tpu'):
-                result = BACKENDS[backend].attend(*arrays, spec, needs_abs_weight_sum=True)
+                result = BACKENDS[backend].attend(*arrays, spec)
                 assert_close(
                     (result.output_BTHK, result.row_stats.abs_weight_sum_BHT),
                     (expected.output_BTHK, expected.row_stats.abs_weight_sum_BHT),
@@ -142,8 +158,9 @@ def test_key_mass_matches_full_attention_matrix(backend, operation):
         1,
         make_alibi_bias(columns=1),
     )
+    spec = dataclasses.replace(spec, needs_abs_weight_sum=True)
     with interpret_pallas():
-        _, row_stats, _ = BACKENDS[backend].attend(*arrays, spec, needs_abs_weight_sum=True)
+        _, row_stats, _ = BACKENDS[backend].attend(*arrays, spec)
     key_attention_sums = compute_key_attention_sums(*arrays[:2], row_stats, spec, keys, first_query=2)
     attention_BHTS = np.float64(reference.attend(*arrays, spec).attention_BHTS)[:, :, 2:]
     mass = np.abs(attention_BHTS).sum(-1, keepdims=True)

@@ -23,6 +23,12 @@ def test_run_saves_at_configured_minutes(corpus, tmp_path):
     assert steps[-1] == 8
 
 
+def test_log_schedule_saves_and_keeps_powers_of_two(corpus, tmp_path):
+    fields = dict(schedule='log', every_steps=3, keep=2, keep_every_steps=0)
+    train_run(make_spec(corpus, **{f'checkpoint__{name}': value for name, value in fields.items()}), tmp_path)
+    assert RunDir(tmp_path).list_checkpoint_steps() == [1, 2, 4, 6, 8]  # 3 is saved and deleted
+
+
 class OwnerCheckError(Exception):
     pass
 

@@ -83,7 +83,7 @@ def test_fork_has_attention_of_other_row(forked_row):
 
 @pytest.fixture
 def probed_run(tmp_path):
-    """A run of two layers and two heads with equal probes; head 1 of layer 1 and head 2 of layer 2 are sink heads."""
+    """A run of two layers and two heads with equal probes; head 0 of layer 0 and head 1 of layer 1 are sink heads."""
     (tmp_path / 'probe').mkdir()
     alpha_LPHJ = np.zeros((2, 3, 2, 4))
     alpha_LPHJ[..., 0] = [[[0.4, 0.1]] * 3, [[0.2, 0.6]] * 3]

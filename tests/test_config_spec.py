@@ -147,6 +147,7 @@ LINEAR = dict(model__rotary__scaling='linear')
         ('model.mask.window', dict(model__mask__window=1)),
         ('model.mask.prefix', dict(model__mask__prefix=3, model__mask__document=True)),
         ('data.positions', dict(model__position='none', data__positions='reset')),
+        ('model.forget_gate', dict(model__position='alibi', model__forget_gate=True)),
         ('data.positions', dict(model__position='alibi', data__positions='reset')),
         ('data.positions', dict(model__mask__document=True, data__positions='reset')),
         ('model.vocabulary', dict(model__vocabulary=257)),

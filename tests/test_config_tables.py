@@ -232,7 +232,7 @@ def test_every_choice_has_implementation():
     assert list_choices(spec.AttentionConfig, 'feature_map') == set(FEATURE_MAPS)
     assert list_choices(spec.ModelConfig, 'position') == set(POSITIONS)
     assert list_choices(spec.LearnedKVConfig, 'kind') == set(LEARNED_KV_KINDS)
-    assert list_choices(spec.ModelConfig, 'ffn') == set(FFN_ACTIVATIONS)
+    assert set(spec.FFN_NAMES) == set(FFN_ACTIVATIONS)
     assert list_choices(spec.ModelConfig, 'norm') == set(NORM_PLACEMENTS)
     assert list_choices(spec.ModelConfig, 'combination') == set(COMBINATIONS)
     assert list_choices(spec.ModelConfig, 'gate') == set(GATES)

@@ -27,7 +27,7 @@ NEEDS_TORCH = pytest.mark.skipif(
     not HAS_TORCH, reason=f'open models need torch and transformers: {format_extra_command("hf")}'
 )
 TEXTS = ['import os\nimport sys', 'def f(x):\n    return x']
-TARGETS = 'attention', 'key', 'value', 'residual'
+TARGETS = 'attention', 'query', 'key', 'value', 'head', 'ffn', 'residual'
 ARRAYS = 'attention_LPHTS', 'key_LPSHK', 'value_LPSHK', 'head_LPTHK', 'residual_LPTD'
 
 
@@ -176,6 +176,15 @@ EDITS = {
     'residual mean in layer 0': Edit('residual', value='mean', layers=(0,)),
     'residual -3 in two dimensions': Edit('residual', value=-3, layers=(1,), dimensions=(1, 7)),
 }
+# Those of open models are also compared with hooks in test_interventions.py.
+PATCHES = {
+    'head of layer 1': Edit('head', layers=1, heads=2),
+    'head mean': Edit('head', value='mean', heads=(1, 3)),
+    'ffn': Edit('ffn', layers=(0, 2), value=0.5),
+    'query doubled': Edit('query', positions=(2, 3), value=double),
+    'rows of two queries': Edit('attention', positions=(0, 1), queries=(1, 4), renormalize=True),
+    'key of each layer': Edit('key', None, np.arange(3).reshape(3, 1, 1, 1, 1)),
+}
 OPTION_NAMES = (
     'kv heads',
     'sink token',
@@ -227,9 +236,9 @@ def test_edited_run_matches_numpy_in_float64(run_path, monkeypatch, name, option
 
 
 @NEEDS_TORCH
-@pytest.mark.parametrize('name', make_case_params(EDITS, list(EDITS)[::3]))
+@pytest.mark.parametrize('name', make_case_params(EDITS | PATCHES, [*EDITS, *PATCHES][::3]))
 def test_run_and_open_model_of_equal_weights_give_equal_numbers(models, name):
-    edit = EDITS[name]
+    edit = (EDITS | PATCHES)[name]
     run, exported_model = models.values()
     ids_PT = run.ids(TEXTS)
     np.testing.assert_array_equal(exported_model.ids(TEXTS), ids_PT)
@@ -277,6 +286,48 @@ def test_attention_and_measure_show_the_edited_pass(models, kind):
     np.testing.assert_allclose(renormalized_LHTS.sum(-1), 1, atol=1e-5)
     assert not renormalized_LHTS[0, 1, 1:, 0].any()
     assert renormalized_LHTS[0, 1, 0, 0] == 1, 'the first query sees no other key'
+
+
+@BOTH_KINDS
+@pytest.mark.parametrize('target', TARGETS)
+def test_arrays_of_a_text_of_several_batches_give_its_logits(models, kind, target, monkeypatch):
+    model = models[kind]
+    monkeypatch.setattr(f'{type(model.subject).__module__}.MAX_BATCH_BYTES', 1)
+    own_PT, other_PT = (model.ids(TEXTS)[rows] for rows in ([0, 1], [1, 0]))
+    own, other = model.cache(own_PT), model.cache(other_PT)
+    expected = model.logits(own_PT)
+    np.testing.assert_allclose(model.logits(own_PT, Edit(target, None, own[target])), expected, atol=1e-5)
+    patched = model.logits(own_PT, Edit(target, None, other[target]))
+    assert np.abs(patched - expected).max() > 1e-2
+    if target == 'residual':
+        np.testing.assert_allclose(patched, model.logits(other_PT), atol=1e-5)
+
+
+@BOTH_KINDS
+def test_query_that_sees_only_itself_or_has_no_direction(models, kind):
+    model, position = models[kind], 3
+    alone = Edit('attention', positions=range(position), queries=position, renormalize=True)
+    matrix_LHTS, plain_LHTS = (model.attention(TEXTS[0], edit).matrix_LHTS for edit in (alone, None))
+    expected_S = np.eye(matrix_LHTS.shape[-1])[position]
+    np.testing.assert_allclose(matrix_LHTS[:, :, position], expected_S * np.ones((3, 4, 1)), atol=1e-6)
+    np.testing.assert_allclose(matrix_LHTS[0, :, position + 1 :], plain_LHTS[0, :, position + 1 :], atol=1e-6)
+    uniform_LHTS = model.attention(TEXTS[0], Edit('query', position)).matrix_LHTS
+    np.testing.assert_allclose(uniform_LHTS[:, :, position, : position + 1], 1 / (position + 1), atol=1e-6)
+
+
+@BOTH_KINDS
+def test_cache_flags_sinks_and_attribution_sums_to_the_logit(models, kind):
+    model, ids_PT = models[kind], models['run'].ids(TEXTS)
+    cache = model.cache(ids_PT)
+    alpha_LPHT = np.array(
+        [cache['attention'][..., k].sum(-1) / (ids_PT.shape[1] - k) for k in range(ids_PT.shape[1])]
+    )
+    is_sink_LPHT = np.moveaxis(alpha_LPHT > 0.3, 0, -1)
+    is_sink_LPHT[..., ids_PT.shape[1] // 2 :] = False
+    np.testing.assert_array_equal(cache['is_sink'], is_sink_LPHT)
+    parts = model.attribute_logits(ids_PT, 5)
+    total = parts['head'].sum((0, 3)) + parts['ffn'].sum(0) + parts['rest']
+    np.testing.assert_allclose(total, model.logits(ids_PT)[..., 5], atol=1e-4)
 
 
 @BOTH_KINDS
@@ -378,7 +429,9 @@ def test_weights_too_small_to_be_scaled_are_not_edited(convert_array):
         dict(target='atention'),
         dict(positions=-1),
         dict(positions=0.5),
-        dict(positions=None),
+        dict(positions='all'),
+        dict(value=[0, math.inf]),
+        dict(queries=0),
         dict(layers=()),
         dict(value=math.nan),
         dict(value=1e39),
@@ -387,6 +440,7 @@ def test_weights_too_small_to_be_scaled_are_not_edited(convert_array):
         dict(target='attention', value='mean'),
         dict(renormalize=True),
         dict(target='residual', heads=(0,)),
+        dict(target='ffn', heads=(0,)),
         dict(target='attention', dimensions=(0,)),
     ],
     ids=str,
@@ -405,6 +459,9 @@ def test_invalid_edit_is_rejected(fields):
         Edit('value', heads=4),
         Edit('value', dimensions=(0, 99)),
         Edit('attention', positions=500),
+        Edit('attention', queries=500),
+        Edit('value', value=np.ones((3, 1, 2, 4, 8))),
+        Edit('residual', value=np.ones((1, 1, 1, 1, 1))),
         Edit('attention', value=lambda weights: weights[..., :1]),
         Edit('attention', value=lambda weights: None),
         'key',

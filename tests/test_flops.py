@@ -33,6 +33,7 @@ CASES = [
     dict(MLP_MAP),
     dict(MLP_MAP, model__kv_heads=2),
     dict(model__qk_norm=True),
+    dict(model__forget_gate=True),
     dict(model__norm='sandwich'),
 ]
 

@@ -81,7 +81,7 @@ def test_gpu_kernels_of_every_operation_lower_to_mosaic_gpu(operation, spec_name
     spec = make_specs(make_operations()[operation], 2, 512)[spec_name]
 
     def compute_sum(arrays):
-        output, rows, _ = BACKENDS['gpu'].attend(*arrays, spec, needs_abs_weight_sum=True)
+        output, rows, _ = BACKENDS['gpu'].attend(*arrays, spec)
         return output.astype(jnp.float32).sum(), rows.abs_weight_sum_BHT
 
     array = jax.ShapeDtypeStruct((1, 512, 2, 64), jnp.bfloat16)

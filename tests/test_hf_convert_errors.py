@@ -228,7 +228,7 @@ UNSUPPORTED_VALUES = {
     **{'position': 'alibi', 'ffn': 'gelu', 'norm': 'post', 'head_norm': True, 'combination': 'add'},
     **{'gate': 'value', 'attention.gain': 2.0, 'mask.prefix': 3, 'mask.block': 5, 'learned_kv.kind': 'kv'},
     **{'attention.similarity': 'softpick', 'attention.normalizer': 'plus_one', 'attention.feature_map': 'elu1'},
-    **{'norm_kind': 'gated_rms', 'value_residual': True, 'exclusive': 'fixed'},
+    **{'norm_kind': 'gated_rms', 'value_residual': True, 'exclusive': 'fixed', 'forget_gate': True},
     **{'attention.gamma': -0.1, 'attention.zeta': 2.0},
     'scaled_embedding': True,
 }

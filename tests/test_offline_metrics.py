@@ -1,17 +1,24 @@
 """Tests of offline metrics against float64 NumPy loops over single matrices."""
 
 import dataclasses
+import json
 
 import formulas
 import jax
 import numpy as np
 import pytest
+import reference
 from scipy import stats
 from tiny_specs import draw_params, make_tiny_spec, replace_operation
 
+from sinklab.analysis import run_model
+from sinklab.analysis.measure import MeasureRequest
+from sinklab.cli.main import main
+from sinklab.errors import UserError
 from sinklab.metrics import (
     angles,
     emergence,
+    heads,
     hidden_states,
     massive_activations,
     propositions,
@@ -20,10 +27,11 @@ from sinklab.metrics import (
 )
 from sinklab.metrics.metric import MetricContext, extract_arrays, make_context
 from sinklab.model.learned_kv import count_learned_kv
+from sinklab.parallel.device_mesh import make_one_device_mesh
 from sinklab.train.step import make_hidden_states_fn
 
 L, P, H, T, K, D, KEYS = 3, 2, 2, 12, 4, 8, 3
-SINK_TOKEN_METRIC = next(metric for metric in registry.OFFLINE_METRICS if 'sink_LPCD' in metric.inputs)
+OPTIONAL_ARRAYS = {'sink_LPCD', 'gate_LPTH'}
 SETTING = MetricContext(
     length=T,
     learned_keys=1,
@@ -36,6 +44,8 @@ SETTING = MetricContext(
     triggers=False,
     lengths=(4, 9, T),
     thresholds=(0.1, 0.3),
+    gated=True,
+    period=T // 2,
 )
 
 
@@ -43,10 +53,11 @@ SETTING = MetricContext(
 def arrays():
     rng = np.random.default_rng(0)
     attention = rng.random((L, P, H, T, 1 + T)) * np.tri(T, 1 + T, 1)
+    attention[..., 2, 2] = 0
     attention[..., 3] *= 9 * (rng.random((L, P, H, 1)) > 0.5)
     attention = attention / attention.sum(-1, keepdims=True)
     shapes = dict(query_LPTHK=(T, H, K), key_LPSHK=(1 + T, H, K), value_LPSHK=(1 + T, H, K), head_LPTHK=(T, H, K))
-    shapes |= dict(normed_LPTD=(T, D), residual_LPTD=(T, D), sink_LPCD=(1, D))
+    shapes |= dict(gate_LPTH=(T, H), normed_LPTD=(T, D), residual_LPTD=(T, D), sink_LPCD=(1, D))
     random_arrays = {name: rng.normal(size=(L, P, *shape)) for name, shape in shapes.items()}
     random_arrays['residual_LPTD'][:, :, 0] *= 40
     random_arrays['residual_LPTD'][1:, :, 5] = random_arrays['residual_LPTD'][1:, :, 0] * 0.5
@@ -127,7 +138,11 @@ def test_spike_metrics_match_float64_reference_in_every_block(arrays, numbers):
         for name, value in expected.items():
             np.testing.assert_allclose(numbers[f'spike/{name}/{layer:02}'], value, rtol=1e-5)
         norm = np.linalg.norm(np.float64(arrays['normed_LPTD'][layer - 1]), axis=-1).mean(0)
-        np.testing.assert_allclose(numbers[f'norm/normed/{layer:02}'], norm[0] / norm[1:].mean(), rtol=1e-5)
+        np.testing.assert_allclose(numbers[f'norm/normed/{layer - 1:02}'], norm[0] / norm[1:].mean(), rtol=1e-5)
+        normed = np.abs(np.float64(arrays['normed_LPTD'][layer - 1])).reshape(P, -1)
+        np.testing.assert_allclose(
+            numbers[f'max_to_mean/{layer - 1:02}'], np.mean(normed.max(1) / normed.mean(1)), 1e-5
+        )
 
 
 def test_massive_activations_exceed_absolute_and_relative_bound():
@@ -186,6 +201,31 @@ def test_sink_positions_match_float64_reference(arrays, numbers):
     )
 
 
+def test_head_metrics_match_float64_reference(arrays, numbers):
+    argmax, sparsity, diagonal, induction, ranks, null = ([] for _ in range(6))
+    for layer, text, head in iterate_indices((L, P, H)):
+        A = np.float64(arrays['attention_LPHTS'][layer, text, head])
+        argmax += [A[i, 1:].argmax() == 0 for i in range(1, T)]
+        sparsity += [A[i, 1 + j] == 0 for i in range(T) for j in range(i + 1)]
+        diagonal.append(A[:, 1:].trace() / T)
+        induction.append(np.mean([A[i, 1 + i - T // 2 + 1] for i in range(T // 2, T)]))
+        singular = np.linalg.svd(np.float64(arrays['head_LPTHK'][layer, text, :, head]), compute_uv=False)
+        ranks.append((singular**2).sum() / singular[0] ** 2)
+        null += [A[k:, 1 + k].sum() / (T - k) > 0.3 for k in range(1, T // 2)]
+    by_head = np.reshape(induction, (L, P, H)).mean(1)
+    expected = dict(first_token_argmax_rate=np.mean(argmax), sparsity=100 * np.mean(sparsity))
+    expected |= dict(mean_gate=np.float64(arrays['gate_LPTH']).mean(), diagonal_mass=np.mean(diagonal))
+    expected |= {'induction_score': np.mean(induction), 'induction_score/max': by_head.max()}
+    expected |= {'stable_rank': np.mean(ranks), 'sink/null': 100 * np.mean(null)}
+    assert min(expected.values()) > 0
+    assert {name: numbers[name] for name in expected} == pytest.approx(expected, rel=1e-5)
+
+
+def test_stable_rank_of_zero_and_of_orthogonal_outputs():
+    head = np.stack([np.zeros((T, K)), np.eye(T, K)])[None, :, :, None]
+    assert heads.compute_stable_rank(head).ravel() == pytest.approx([0, K])
+
+
 def test_metrics_of_shorter_lengths_match_truncated_attention(arrays, numbers):
     A = np.float64(arrays['attention_LPHTS'])
     for length in SETTING.lengths:
@@ -227,8 +267,9 @@ def test_sink_norm_ratio_ignores_attention_to_implicit_key(arrays):
         ([0, 0, 10, 60, 100], (20, 30)),
         ([0, 80, 10, 60, 100], (20, 30)),  # the sink vanished in between
         ([90, 100], (None, 0)),
-        ([0, 0], None),
-        ([0, 5, 0], None),
+        ([0, 0, 5], None),
+        ([0, 5, 6], (0, 10)),
+        ([30, 5, 30], None),  # as before training
         ([], None),
     ],
 )
@@ -240,28 +281,29 @@ def test_find_first_heads_orders_heads_by_lasting_threshold_crossing():
     alpha = np.zeros((4, 1, 3))
     alpha[1:, 0, 2] = 0.4
     alpha[0, 0, 1], alpha[3, 0, 1] = 0.9, 0.9  # stays above the threshold only from the last step on
-    assert emergence.find_first_heads([0, 5, 10, 15], alpha, 0.3) == [(5, 1, 3), (15, 1, 2)]
+    assert emergence.find_first_heads([0, 5, 10, 15], alpha, 0.3) == [(5, 0, 2), (15, 0, 1)]
 
 
 @pytest.mark.parametrize(
     'spec',
     [
         make_tiny_spec(),
-        make_tiny_spec(model__learned_kv__kind='sink_token'),
+        make_tiny_spec(model__learned_kv__kind='sink_token', model__gate='value'),
         replace_operation(make_tiny_spec(), 'exp', 'plus_one'),
     ],
 )
 @pytest.mark.slow
 def test_captured_model_provides_all_metrics_with_equal_jax_and_numpy_values(spec):
     ids_PT = np.random.default_rng(0).integers(1, 300, (2, 12)).astype(np.int32)
-    context = make_context(spec, 12, count_learned_kv(spec.model), lengths=(4, 12), thresholds=(0.3,))
+    fields = dict(lengths=(4, 12), thresholds=(0.3,), period=6)
+    context = make_context(spec, 12, count_learned_kv(spec.model), **fields)
     captured = jax.jit(lambda params: make_hidden_states_fn(spec, capture=True)(params, ids_PT)[2])(draw_params(spec))
     captured_arrays = extract_arrays(captured, context)
-    assert ('sink_LPCD' in captured_arrays) == (spec.model.learned_kv.kind == 'sink_token')
+    missing = set() if spec.model.gate == 'value' else OPTIONAL_ARRAYS
+    assert missing == OPTIONAL_ARRAYS - {*captured_arrays}
     metrics = registry.select_measurable(captured_arrays)
-    assert {*registry.METRICS, *registry.OFFLINE_METRICS} - {*metrics} == (
-        {SINK_TOKEN_METRIC} if 'sink_LPCD' not in captured_arrays else set()
-    )
+    all_metrics = {*registry.METRICS, *registry.OFFLINE_METRICS}
+    assert all_metrics - {*metrics} == {metric for metric in all_metrics if missing & {*metric.inputs}}
     jax_numbers = registry.compute_numbers(
         jax.jit(lambda captured_arrays: registry.compute_arrays(captured_arrays, context, metrics))(captured_arrays),
         context,
@@ -274,6 +316,98 @@ def test_captured_model_provides_all_metrics_with_equal_jax_and_numpy_values(spe
     assert jax_numbers.keys() == numpy_numbers.keys()
     for name, value in numpy_numbers.items():
         np.testing.assert_allclose(jax_numbers[name], value, rtol=2e-3, atol=2e-4, err_msg=name)
+
+
+@pytest.mark.parametrize('gate', ['headwise', 'shared'])
+def test_captured_gate_is_sigmoid_of_the_normed_input(gate):
+    spec = make_tiny_spec(model__gate=gate, model__learned_kv__kind='sink_token')
+    ids_PT = np.random.default_rng(0).integers(1, 300, (2, 12)).astype(np.int32)
+    params = draw_params(spec)
+    captured = jax.jit(make_hidden_states_fn(spec, capture=True))(params, ids_PT)[2]
+    score = np.einsum('lptd,ldhk->lpthk', captured.normed_BTD, params['blocks']['attention']['gate']['weight_DHK'])
+    np.testing.assert_allclose(captured.gate_BTH, (1 / (1 + np.exp(-np.float64(score)))).mean(-1), rtol=1e-4)
+
+
+def compute_reference_loss(params, ids_T, spec):
+    logits_TV = reference.run_forward(params, ids_T[:-1], spec)[0]
+    return np.mean([formulas.logsumexp(logits) - logits[i] for logits, i in zip(logits_TV, ids_T[1:], strict=True)])
+
+
+@pytest.mark.parametrize('kind', ['none', 'sink_token'])
+def test_gradient_norms_match_finite_differences(kind, monkeypatch):
+    """Differentiate the reference model in float64 by the input of attention of each layer."""
+    spec = make_tiny_spec(model__learned_kv__kind=kind)
+    ids_T = np.random.default_rng(0).integers(1, 300, 5).astype(np.int32)
+    params, sinks, attend = draw_params(spec), int(kind == 'sink_token'), reference.compute_self_attention
+    layers, width = spec.model.layers, spec.model.width
+
+    def compute_loss(change_LTD):
+        changes = iter(change_LTD)
+        monkeypatch.setattr(
+            reference, 'compute_self_attention', lambda weights, x, *rest: attend(weights, x + next(changes), *rest)
+        )
+        return compute_reference_loss(params, ids_T, spec)
+
+    gradient_LTD = np.zeros((layers, sinks + 4, width))
+    for index in np.ndindex(gradient_LTD.shape):
+        change = np.zeros_like(gradient_LTD)
+        change[index] = 1e-4
+        gradient_LTD[index] = (compute_loss(change) - compute_loss(-change)) / 2e-4
+    with jax.set_mesh(make_one_device_mesh()):
+        norm_LPT = run_model.jit_gradient_norms(spec, None)(params, ids_T[None])['norm_LPT']
+    np.testing.assert_allclose(norm_LPT[:, 0], np.linalg.norm(gradient_LTD[:, sinks:], axis=-1), rtol=1e-3)
+
+
+@pytest.mark.parametrize(('bits', 'tolerance'), [(8, 1e-3), (4, 1e-2)])
+def test_quantized_loss_matches_float64_reference(bits, tolerance, monkeypatch):
+    spec = make_tiny_spec()
+    ids_T = np.random.default_rng(0).integers(1, 300, 13).astype(np.int32)
+    params = jax.tree.map(np.float64, draw_params(spec))
+    exact_loss = compute_reference_loss(params, ids_T, spec)
+
+    def quantize(x, inputs=None):
+        scale = np.abs(x).max(inputs, keepdims=True) / (2 ** (bits - 1) - 1)
+        return np.rint(x / scale) * scale
+
+    def attend(weights, x, position_info, spec):
+        x = quantize(x)
+        heads = [reference.compute_head(h, weights, x, position_info, spec) for h in range(spec.model.heads)]
+        output_TK = quantize(np.concatenate([output for _, output in heads], -1))
+        return output_TK @ weights['output_HKD'].reshape(-1, spec.model.width), np.stack([A for A, _ in heads])
+
+    def compute_ffn(x, weights, kind):
+        x = quantize(x)
+        gate = x @ weights['gate_DF']
+        return quantize(gate * formulas.sigmoid(gate) * (x @ weights['in_DF'])) @ weights['out_FD']
+
+    assert spec.model.ffn == 'swiglu'
+    monkeypatch.setattr(reference, 'compute_self_attention', attend)
+    monkeypatch.setattr(formulas, 'compute_ffn', compute_ffn)
+    with jax.set_mesh(make_one_device_mesh()):
+        program = run_model.jit_token_scores(spec, None, bits)
+        loss = float(np.mean(program(jax.tree.map(np.float32, params), ids_T[None])['loss_LPT']))
+    for part in ('attention', 'ffn'):
+        for name, weight in params['blocks'][part].items():
+            params['blocks'][part][name] = quantize(weight, (1, 2) if name == 'output_HKD' else 1)
+    expected = compute_reference_loss(params, ids_T, spec)
+    assert abs(loss - expected) < tolerance < abs(exact_loss - expected)
+
+
+@pytest.mark.slow
+def test_measure_gives_requested_numbers_of_a_run(finished_run, capsys):
+    options = ['--inputs=induction', '--loss', '--quantize=16,4', '--gradients', '--json']
+    assert main(['measure', str(finished_run[0]), *options]) == 0
+    numbers = json.loads(capsys.readouterr().out)['inputs']['induction']
+    assert numbers['loss/int16'] == pytest.approx(numbers['loss'], rel=1e-3)
+    assert numbers['loss/int4'] != numbers['loss']
+    assert numbers['gradient_sink_ratio'] > 0
+    assert 0 < numbers['induction_score'] <= numbers['induction_score/max'] < 1
+
+
+@pytest.mark.parametrize('bits', [1, 17])
+def test_measure_refuses_other_bits(bits):
+    with pytest.raises(UserError, match=str(bits)):
+        MeasureRequest(quantize=(8, bits))
 
 
 @pytest.mark.slow

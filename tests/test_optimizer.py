@@ -1,9 +1,13 @@
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import scipy.fft
 from flax import nnx
+from optax import contrib
 from tiny_specs import make_tiny_spec
 
 from sinklab.train import state
@@ -28,14 +32,20 @@ def test_cosine_schedule_warms_up_and_decays_to_final_share():
 
 
 @pytest.mark.slow
-def test_adamw_clips_gradients_and_decays_every_parameter():
-    spec = make_tiny_spec(optimizer__warmup_steps=0, optimizer__weight_decay=0.5, optimizer__clip_norm=1.0).optimizer
-    optimizer = make_optimizer(spec, {})
-    params = {'gain': jnp.array([1.0, -2.0]), 'weight': jnp.array([[3.0]])}
+@pytest.mark.parametrize('name', ['adamw', 'orthoadam'])
+def test_adamw_clips_gradients_and_decays_every_parameter(name):
+    spec = make_tiny_spec(
+        optimizer__name=name, optimizer__warmup_steps=0, optimizer__weight_decay=0.5, optimizer__clip_norm=1.0
+    ).optimizer
+    optimizer = make_optimizer(spec, dict(gain=None, weight=contrib.MuonDimensionNumbers((1,), (2,))))
+    params = {'gain': jnp.array([1.0, -2.0]), 'weight': jnp.arange(12.0).reshape(2, 3, 2)}
     gradients = [
-        {'gain': jnp.array([3.0, 0.0]), 'weight': jnp.array([[4.0]])},
-        {'gain': jnp.array([0.1, 0.2]), 'weight': jnp.array([[0.3]])},
+        {'gain': jnp.array([3.0, 0.0]), 'weight': params['weight'] - 5},
+        {'gain': jnp.array([0.1, 0.2]), 'weight': params['weight'] / 10},
     ]
+    bases = {
+        key: np.eye(leaf.size) if name == 'adamw' else make_basis(key, leaf.shape) for key, leaf in params.items()
+    }
     state, expected = optimizer.init(params), {name: np.float64(value) for name, value in params.items()}
     first_moment, second_moment = (dict.fromkeys(params, 0.0) for _ in range(2))
     for step, gradient in enumerate(gradients, 1):
@@ -43,15 +53,27 @@ def test_adamw_clips_gradients_and_decays_every_parameter():
         params = optax.apply_updates(params, updates)
         norm = np.sqrt(sum((np.float64(g) ** 2).sum() for g in gradient.values()))
         for name in expected:
-            g = np.float64(gradient[name]) / max(norm, 1.0)
+            g = bases[name] @ np.float64(gradient[name]).ravel() / max(norm, 1.0)
             first_moment[name] = 0.9 * first_moment[name] + 0.1 * g
             second_moment[name] = 0.95 * second_moment[name] + 0.05 * g**2
             direction = (
                 first_moment[name] / (1 - 0.9**step) / (np.sqrt(second_moment[name] / (1 - 0.95**step)) + 1e-8)
             )
+            direction = (bases[name].T @ direction).reshape(expected[name].shape)
             expected[name] = expected[name] - 1e-2 * (direction + 0.5 * expected[name])
     for name in expected:
         np.testing.assert_allclose(params[name], expected[name], rtol=1e-5)
+
+
+def make_basis(name, shape):
+    """Make the basis of a parameter, whose signs depend on its index, as a matrix of all its entries."""
+    sign = jax.random.rademacher(jax.random.key(['gain', 'weight'].index(name)), shape)
+    factors = [scipy.fft.dct(np.eye(size), axis=0, norm='ortho') for size in shape[-2:]]
+    if name == 'weight':  # the first axis is that of layers
+        factors.insert(0, np.eye(shape[0]))
+    basis = functools.reduce(np.kron, factors) * np.ravel(sign)
+    np.testing.assert_allclose(basis @ basis.T, np.eye(sign.size), atol=1e-12)
+    return basis
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from sinklab.sweep.run import run_sweep
 
 def make_callback():
     display = progress.ProgressDisplay(terminal.make_console(stderr=True))
-    return progress.ProgressCallback(display, 'mine', 8, row_description='a 1 -> 2')
+    return progress.ProgressCallback(display, 'mine', 8, descriptions=['a 1 -> 2'])
 
 
 def test_log_shows_last_sink(capsys, monkeypatch):
@@ -70,7 +70,7 @@ write(**{'step': 8, 'train/loss': 3.5, 'sink/1': 53.25, 'speed/tokens_per_second
 def test_output_into_pipe_is_plain_lines_that_name_their_run(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv('FORCE_COLOR', '1')
     runs = [SweepRun(row, 0, RunDir(tmp_path / row), None, make_tiny_spec()) for row in ('softmax', 'sigmoid')]
-    with progress.SweepDisplay() as display:
+    with progress.SweepDisplay(runs) as display:
         run_sweep(runs, lambda run: [sys.executable, '-c', CHILD_SCRIPT, str(run.run_dir)], display, lambda: None)
     output = capsys.readouterr().err
     assert '\x1b' not in output
@@ -83,3 +83,28 @@ def test_output_into_pipe_is_plain_lines_that_name_their_run(tmp_path, capsys, m
     assert [sum(content in line for line in lines) for content in contents] == [1] * 4
     (line,) = (line for line in lines if 'step 8/8' in line)
     assert re.findall(r'[\d.,]+', line.partition('step ')[2]) == ['8', '8', '3.500', '1,234', '1', '53.2']
+
+
+def test_remaining_time_of_all_runs_counts_their_steps(capsys):
+    display = progress.ProgressDisplay(terminal.make_console(stderr=True))
+    display.add_all_runs(24)
+    first, _ = (display.add(name, 8) for name in 'ab')
+    display.begin(first, 2)  # it resumes, and its two steps took none of this time
+    display.all_runs.start_time -= 60
+    display.update(first, {'step': 6, 'train/loss': 5.0})
+    assert display.format_status(display.all_runs) == '04:30 left'  # 18 steps, 4 in a minute
+    display.end(first, 'crashed')  # 16 are left
+    assert capsys.readouterr().err.splitlines()[-1].endswith('step 6/22  04:00 left)')
+
+
+def test_line_on_terminal_breaks_between_words(monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    monkeypatch.setenv('COLUMNS', '30')
+    monkeypatch.setattr(sys, 'stderr', file := Terminal())
+    words = ['model.attention.offset', '0', '->', '-1;', 'probe.every_steps', '1', '->', '20']
+    make_callback().on_message(' '.join(words))
+    assert max(map(len, file.getvalue().splitlines())) <= 30
+    assert file.getvalue().split() == ['mine', *words]

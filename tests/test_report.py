@@ -8,12 +8,13 @@ import pytest
 from synthetic_runs import write_run
 
 from sinklab.cli.main import main
-from sinklab.errors import UserError
+from sinklab.cli.report import find_runs
 from sinklab.metrics.registry import FIGURES
 from sinklab.report import figures, page, run_groups, summary_table
 from sinklab.report import runs as runs_module
 from sinklab.report.runs import read_runs
 from sinklab.run_dir import RunDir
+from sinklab.storage.files import DamagedFileError
 
 MATRICES = next(figure_spec for figure_spec in FIGURES if figure_spec.kind == 'matrices')
 
@@ -42,7 +43,7 @@ def test_run_has_written_metrics_and_probes(tmp_path):
     row = summary_table.make_run_row(run)
     expected = {'run': 'softmax', 'step': 20, 'sink/1': 40.0, 'sink/star': None, 'alpha/1': 0.3}
     assert {name: row[name] for name in expected} == expected
-    cells = dict(zip(summary_table.RUN_HEADINGS, summary_table.format_run_cells(row), strict=True))
+    cells = dict(zip(summary_table.list_run_headings(), summary_table.format_run_cells(row), strict=True))
     expected = {
         'Sink_1': '40.0 %',
         'Sink_*': '-',
@@ -71,13 +72,22 @@ def test_run_names_contain_row_changed_fields_seed_and_folder(tmp_path):
     assert read_runs([write_run(tmp_path / 'mine', None)])[0].name == 'mine'
 
 
-@pytest.mark.parametrize('content', [b'PK nothing', b''])
-def test_damaged_probe_is_named(tmp_path, content):
+@pytest.mark.parametrize(
+    ('file', 'content'),
+    [
+        ('probe/00000010.npz', b'PK nothing'),
+        ('probe/00000010.npz', b''),
+        ('outcome.json', b'{"kind": "do'),
+        ('row.json', b'{}'),
+    ],
+)
+def test_damaged_run_is_named_and_others_are_reported(tmp_path, capsys, file, content):
     paths = [write_run(tmp_path / name, name) for name in ('damaged', 'sound')]
-    probe = RunDir(paths[0]).get_probe_path(10)
-    probe.write_bytes(content)
-    with pytest.raises(UserError, match=str(probe)):
-        read_runs(paths)
+    (tmp_path / 'damaged' / file).write_bytes(content)
+    assert [run.name for run in read_runs(paths)] == ['sound']
+    assert f'{paths[0]}/{file}' in capsys.readouterr().err
+    with pytest.raises(DamagedFileError, match=f'{paths[0]}/{file}'):
+        read_runs(paths[:1])
 
 
 def test_figure_has_only_runs_with_its_array(tmp_path):
@@ -150,6 +160,19 @@ def test_loss_figure_draws_training_as_line_and_validation_as_dots(tmp_path):
     assert kinds == [('training', False), ('validation', True)]
 
 
+def test_picture_joins_no_validation_losses_and_has_no_rate_below_zero(tmp_path):
+    from sinklab.report.pictures import draw_lines
+
+    rates = enumerate((0.0, 90.0))  # mean 45, standard deviation 64
+    paths = [write_run(tmp_path / str(n), 'softmax', seed=n, extra_metrics={'sink/1': rate}) for n, rate in rates]
+    groups = read_groups(*paths)
+    sink_axes, loss_axes = draw_lines(figures.make_sink_and_loss_figure(groups), groups).axes
+    (band,) = sink_axes.collections
+    assert band.get_paths()[0].vertices[:, 1].min() == 0
+    validation = [line for line in loss_axes.lines if line.get_marker() == 'o']
+    assert [(line.get_linestyle(), len(line.get_xdata())) for line in validation] == [('None', 3)]
+
+
 def test_mean_by_block_omits_diverged_run(tmp_path):
     paths = [write_run(tmp_path / str(seed), 'softmax', seed=seed) for seed in (0, 1)]
     paths.append(write_run(tmp_path / '2', 'softmax', seed=2, outcome='diverged'))
@@ -203,10 +226,13 @@ def test_report_command_writes_requested_files_and_rejects_unusable_out_path(cap
 
 @pytest.mark.slow
 def test_report_command_orders_sweep_runs_by_row(capsys, tmp_path):
+    sweep_dir = tmp_path / 'sweep'
     for row in ('b', 'a'):
-        write_run(tmp_path / f'{row}-0', row)
+        write_run(sweep_dir / f'{row}-0', row)
     rows = [dict(row=row, seeds={'0': 'done', '1': 'to do'}) for row in ('b', 'a')]
-    (tmp_path / 'sweep.json').write_text(json.dumps(rows))
-    assert main(['report', str(tmp_path), '--json']) == 0
-    assert [row['run'] for row in json.loads(capsys.readouterr().out)] == ['b', 'a']
-    assert (tmp_path / 'report.html').exists()
+    (sweep_dir / 'sweep.json').write_text(json.dumps(rows))
+    for arguments, names in (([str(sweep_dir)], ['b', 'a']), (map(str, sorted(sweep_dir.iterdir())), ['a', 'b'])):
+        assert main(['report', *arguments, '--json']) == 0
+        assert [row['run'] for row in json.loads(capsys.readouterr().out)] == names
+    assert (sweep_dir / 'report.html').exists()
+    assert find_runs(str(tmp_path)) == [sweep_dir / 'a-0', sweep_dir / 'b-0'], 'of a folder of sweeps'

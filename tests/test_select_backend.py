@@ -40,6 +40,7 @@ def make_spec_change(*pair, length=256, power=2.0, **spec_fields):
 TABLE_BIAS = ScoreBias(RelativePositionBias(lambda table, distance: distance, np.zeros((1, 1)), is_elementwise=False))
 
 
+FORGET_GATE_PROBLEM = make_problem(make_tiny_spec(model__forget_gate=True, model__dtype='bfloat16').model, 16)
 PREFIX_MASK_SPEC = make_attention_spec(make_attention_config('exp', 'sum'), masks.make_prefix_mask(256, 3))
 
 
@@ -53,6 +54,8 @@ PREFIX_MASK_SPEC = make_attention_spec(make_attention_config('exp', 'sum'), mask
         ('cudnn', 'gpu', dict(dtype='float32'), 'float32'),
         ('tpu', 'tpu', make_spec_change('softpick', 'sum'), 'softpick'),
         ('tpu', 'tpu', make_spec_change('exp', 'sum', bias=TABLE_BIAS), 'table'),
+        *((name, name, dict(spec=FORGET_GATE_PROBLEM.spec), 'forget gate') for name in ('tpu', 'gpu')),
+        ('cudnn', 'gpu', dict(spec=FORGET_GATE_PROBLEM.spec), 'biases'),
         ('tpu', 'tpu', make_spec_change('sigmoid', 'p_norm', power=5.0), 'power'),
         ('tpu', 'tpu', dict(width=512, value_width=512), '512'),
         ('tpu', 'tpu', make_spec_change('exp', 'sum', length=2**20), 'VMEM'),

@@ -37,6 +37,8 @@ def compute_matrix_metrics(A, columns, mask):
     means = {
         'mass/row': np.mean([np.abs(A[i]).sum() for i in rows]),
         'entropy/row': np.mean([-sum(p * np.log(p) for p in P[i] if p > 0) for i in rows]),
+        'first_token_argmax_rate': np.mean([max(P[i, columns + 1 :]) < P[i, columns] for i in rows[1:]]),
+        'sparsity': 100 * np.mean([A[i, columns + j] == 0 for i in rows for j in range(i + 1)]),
     }
     importances = {'1/raw': compute_alpha(A, 1), **{str(k): compute_alpha(P, k) for k in range(1, KEYS + 1)}}
     if columns:
@@ -191,6 +193,7 @@ def make_random_capture(columns, seed=0):
         value_BSHK=np.float32(draw(size=(2, 3, keys, 2, 4))),
         head_BTHK=np.float32(head_LPTHK),
         residual_BTD=np.float32(draw(size=(2, 3, LENGTH, 8))),
+        gate_BTH=np.float32(draw(size=(2, 3, LENGTH, 2))),
     )
 
 
@@ -272,7 +275,7 @@ def test_save_probe_writes_arrays_of_metrics(tmp_path, columns):
 def test_metric_infos_cover_exactly_probe_metrics():
     names, trigger_PT = set(), np.random.default_rng(0).random((3, LENGTH)) < 0.4
     for spec, columns in (
-        (make_tiny_spec(model__mask__prefix=2, model__mask__window=4), 1),
+        (make_tiny_spec(model__mask__prefix=2, model__mask__window=4, model__gate='headwise'), 1),
         (dataclasses.replace(make_tiny_spec(), data=dataclasses.replace(make_tiny_spec().data, task='backcopy')), 0),
     ):
         context = make_context(spec, LENGTH, columns)

@@ -163,9 +163,10 @@ def test_memory_grows_linearly_with_text_length(monkeypatch):
         (make_model_changes(mask__block=5), CacheConfig(2, 3), 'model.mask.block'),
         (make_model_changes(position='learned'), CacheConfig(4, 12), '4+12'),
         (make_model_changes(attention__feature_map='elu1'), CacheConfig(2, 3), 'elu1'),
+        (make_model_changes(forget_gate=True), CacheConfig(2, 3), 'model.forget_gate'),
         (dict(data__task='backcopy', data__triggers=3), CacheConfig(2, 3), 'backcopy'),
     ],
-    ids=['prefix', 'block', 'missing positions', 'feature map', 'synthetic task'],
+    ids=['prefix', 'block', 'missing positions', 'feature map', 'forget gate', 'synthetic task'],
 )
 def test_check_streaming_refuses_what_cannot_be_streamed(changes, cache, value):
     with pytest.raises(UserError) as error:

@@ -215,7 +215,7 @@ def test_sweep_saves_run_on_interrupt_and_resumes(table, finished_sweep, tmp_pat
     [
         ('--rows=softmax,sigmod', ["'sigmod'", 'mean sigmoid?']),
         ('--rows=', ["''", 'softmax']),
-        ('--rows=softmax,softmax', ["'softmax'"]),
+        ('--rows=softmax,softmax', ["'softmax' twice"]),
         ('--seeds=0,x', ['--seeds=0,x']),
         ('--config.data.seed=5', ['--config.data.seed=5', '--seeds']),
         ('--tensorboard', ['--tensorboard']),

@@ -70,9 +70,11 @@ def test_headline_has_the_mean_of_each_row_or_the_lowest_and_the_highest():
         results = [make_row_result(f'row_{index}', sink_1=(10.0 * index, 10.0 * index + 2)) for index in range(count)]
         return sweep_table.make_sweep_table(results)
 
-    assert sweep_table.format_headline(make_rows(2)) == 'Sink_1 is 1.0 % for row_0 (n = 2), 11.0 % for row_1 (n = 2).'
+    assert sweep_table.format_headline(make_rows(2)) == (
+        'Sink_1 is 1.0 % for row_0 (n = 2), 11.0 % for row_1 (n = 2). Fewer than 5 seeds (n) say little.'
+    )
     assert sweep_table.format_headline(make_rows(7)) == (
-        'Sink_1 is from 1.0 % for row_0 (n = 2) to 61.0 % for row_6 (n = 2).'
+        'Sink_1 is from 1.0 % for row_0 (n = 2) to 61.0 % for row_6 (n = 2). Fewer than 5 seeds (n) say little.'
     )
     assert '%' not in sweep_table.format_headline([])
 
@@ -97,7 +99,12 @@ def test_cells_combine_measured_and_published_values():
 
 @pytest.mark.parametrize(
     ('rates', 'step'),
-    [([0, 0, 10, 30, 40], 250.0), ([30, 40, 30, 30, 40], 0.0), ([0, 50, 5, 30, 40], 250.0), ([50, 0, 0, 0, 0], None)],
+    [
+        ([0, 0, 10, 30, 40], 250.0),
+        ([30, 40, 30, 30, 40], 0.0),
+        ([0, 50, 5, 30, 40], 250.0),
+        ([50, 0, 0, 0, 40], None),
+    ],
 )
 def test_run_metrics_include_step_of_sink_emergence(rates, step):
     records = make_records(*rates)

@@ -22,6 +22,9 @@ class RecordingDisplay:
     def add(self, name, steps):
         return name
 
+    def begin(self, key, step):
+        pass
+
     def print_line(self, line):
         self.lines.append(line)
 
@@ -69,6 +72,20 @@ def test_follower_reports_each_record_once_in_order(folder):
     assert display.lines[1:] == ['tiny  attention: chunked', 'tiny  resumes after step 4']
 
 
+def test_follower_of_resumed_run_skips_earlier_attempts(folder):
+    write_attempts(folder, dense=0)
+    append_metrics(folder, format_record(1) + format_record(2))
+    display = RecordingDisplay()
+    follower = RunFollower(display, 'tiny', 8, folder)
+    follower.skip()
+    follower.poll()
+    assert (display.steps, display.lines) == ([], [])
+    write_attempts(folder, dense=0, chunked=2)
+    append_metrics(folder, format_record(3))
+    follower.poll()
+    assert (display.steps, display.lines[0]) == ([3], 'tiny  attention: chunked')
+
+
 def test_follower_starts_with_last_measurement_and_newest_record(folder):
     for step in range(1, 9):
         append_metrics(folder, format_record(step, **({'sink/1': 0.5} if step in (3, 6) else {})))
@@ -103,6 +120,16 @@ def test_tail_of_sweep_shows_all_runs_until_no_process_works_on_it(tmp_path, cap
         name for name in ('a, seed 0', 'b/c, seed 0') for _ in range(2)
     ]
     assert [line.split('  ')[1].split()[0] for line in lines] == ['step', 'done'] * 2
+
+
+def test_tail_of_killed_sweep_follows_runs_that_go_on(tmp_path, capsys, monkeypatch):
+    (tmp_path / 'sweep.json').write_text(json.dumps([dict(row='a', seeds={'0': 'to do'}, steps=8)]))
+    run_dir = RunDir(tmp_path / 'a-0')
+    run_dir.initialize(make_tiny_spec(), dict(row='a'))
+    with hold_folder(run_dir.path):
+        monkeypatch.setattr(tail.time, 'sleep', lambda seconds: run_dir.write_json('outcome', dict(kind='done')))
+        assert main(['tail', str(tmp_path)]) == 0
+    assert capsys.readouterr().out.startswith('a, seed 0  done')
 
 
 @pytest.mark.parametrize(

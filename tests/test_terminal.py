@@ -47,6 +47,15 @@ def test_report_shows_whole_numbers_on_narrow_terminal(tmp_path, monkeypatch, ca
     assert '…' not in text
 
 
+def test_print_table_keeps_names_whole_up_to_a_third_of_the_width(monkeypatch, capsys):
+    monkeypatch.setenv('COLUMNS', '80')
+    name, numbers = 'sigmoid_normalized, seed 0', [f'{number}.000000' for number in range(9)]
+    terminal.print_table(terminal.make_console(), ['run', *numbers], [[name, *numbers]])
+    lines = capsys.readouterr().out.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert all(line.startswith(f' {name} ') for line in lines[1::2])
+
+
 @pytest.mark.parametrize('columns', [60, 80, 200])
 def test_print_table_wraps_text_columns_and_keeps_numbers_whole(monkeypatch, capsys, columns):
     monkeypatch.setenv('COLUMNS', str(columns))

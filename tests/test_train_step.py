@@ -67,10 +67,10 @@ OTHER_MODELS = [
     dict(model__learned_kv__kind='kv', model__position='relative_t5'),
     dict(model__learned_kv__kind='sink_token', model__position='learned', model__norm='sandwich'),
     dict(model__learned_kv__kind='logit', model__position='alibi', model__ffn='gelu', model__norm='post'),
-    dict(model__combination='add_wide', model__gate='value', model__head_norm=True),
+    dict(model__combination='add_wide', model__gate='value', model__head_norm=True, optimizer__name='orthoadam'),
     dict(model__gate='value_state', model__qk_norm=True, model__mask__document=True),
     dict(model__position='learned', data__positions='reset'),
-    dict(model__kv_heads=2, model__tied=True, model__qkv_bias=True, optimizer__name='muon'),
+    dict(model__kv_heads=2, model__tied=True, model__qkv_bias=True, model__forget_gate=True, optimizer__name='muon'),
     dict(model__attention__feature_map='mlp', model__mask__prefix=3, optimizer__name='muon'),
     dict(
         optimizer__name='sgd',

@@ -1,16 +1,24 @@
-"""Rows in a user's config file, and the rows and seeds of a sweep."""
+"""Rows, metrics and FFN activations of a user's file, and the rows and seeds of a sweep."""
 
+import argparse
 import json
 import re
 
+import numpy as np
 import pytest
+from tiny_specs import make_tiny_spec
 
 from sinklab.cli import sweep
-from sinklab.cli.config_flags import describe_changes, load_config_module, load_spec
+from sinklab.cli.config_flags import describe_changes, load_config_module, load_metric_file, load_spec
 from sinklab.cli.main import main
+from sinklab.config.registration import PLACES
 from sinklab.config.seed_list import parse_seeds
+from sinklab.config.spec import FFN_NAMES
 from sinklab.errors import UserError
-from sinklab.run_dir import RunDir
+from sinklab.metrics import registry
+from sinklab.metrics.metric import make_context
+from sinklab.model.layers import FFN_ACTIVATIONS
+from sinklab.run_dir import RunDir, read_spec
 
 TABLE = """
 from sinklab.configs.table import scale, scale_with_size, table
@@ -25,6 +33,14 @@ ROWS = {
 }
 get_config = table(ROWS)
 """
+REGISTRATION = """
+from sinklab.metrics.metric import MetricInfo, make_head_metric
+from sinklab.metrics.registry import register_metric
+from sinklab.model.layers import register_ffn_activation
+register_ffn_activation('double', lambda x: 2 * x)
+register_metric(make_head_metric('own', lambda query_LPTHK, context: query_LPTHK[..., 0].mean(2),
+    (MetricInfo('alpha/own', 'own', 'Mean.'),), inputs=('query_LPTHK',)))
+"""
 
 
 @pytest.fixture
@@ -32,6 +48,22 @@ def config_file(tmp_path):
     path = tmp_path / 'mine.py'
     path.write_text(TABLE)
     return path
+
+
+@pytest.fixture
+def own_file(tmp_path):
+    """A file that registers a metric and an activation; they are removed at the end."""
+    tables = registry.METRICS, registry.METRIC_INFOS, registry.FIGURES, FFN_NAMES
+    saved = [list(table) for table in tables]
+    saved_activations = dict(FFN_ACTIVATIONS)
+    path = tmp_path / 'own.py'
+    path.write_text(REGISTRATION)
+    yield path
+    for table, entries in zip(tables, saved, strict=True):
+        table[:] = entries
+    for registered in (FFN_ACTIVATIONS, PLACES):
+        registered.clear()
+    FFN_ACTIVATIONS.update(saved_activations)
 
 
 def get_error_line(capsys, *arguments):
@@ -78,6 +110,11 @@ def test_row_diff_is_equal_in_description_record_and_spec(config_file, row, size
         assert getattr(getattr(spec, part), field) == pytest.approx(value)
 
 
+def test_description_resolves_kv_heads(config_file):
+    changes, _ = load_changes(f'{config_file}:softmax', ['--config.model.kv_heads=2'], 'quickstart')
+    assert changes == [('model.kv_heads', '4', '2')]
+
+
 def test_description_of_row_has_overrides(config_file):
     overrides = ['--config.optimizer.weight_decay=0.7', '--config.seed=3']
     changes, record = load_changes(f'{config_file}:decay', overrides, 'smoke')
@@ -95,6 +132,17 @@ def test_rows_command_lists_values_of_size_and_marks_rows_equal_to_baseline(caps
     assert main(['rows', f'--config={config_file}', '--size=quickstart']) == 0
     (heads,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith(' heads'))
     assert 'heads=4, as the baseline' in heads
+
+
+@pytest.mark.parametrize('file', ['attention', 'quickstart', 'natural'])
+def test_alias_of_row_stands_for_its_name(file):
+    path = f'configs/{file}.py'
+    assert load_spec(f'{path}:sigmoid_apple', []) == load_spec(f'{path}:sigmoid_minus_log_t', [])
+    module, rows = sweep.select_rows(argparse.Namespace(config=path, rows='softmax,sigmoid_apple'))
+    assert rows == ['softmax', 'sigmoid_minus_log_t']
+    spec, _ = load_spec(f'{path}:sigmoid_apple', [])
+    assert 'offset 0 -> -1 (times log T)' in describe_changes(module, spec, None)
+    assert 'sigmoid_apple' not in module.ROWS
 
 
 def test_row_name_may_contain_a_colon(config_file):
@@ -156,3 +204,62 @@ def test_parse_seeds_refuses_invalid_text_in_one_line(text):
     with pytest.raises(UserError, match=rf'^--seeds={re.escape(text)}[: ]') as error:
         parse_seeds(text)
     assert '\n' not in str(error.value)
+
+
+def test_registered_names_are_those_of_the_last_text_of_the_file(own_file):
+    load_metric_file(str(own_file))
+    own_file.write_text(REGISTRATION.replace('2 * x', '3 * x').replace('Mean.', 'Average.'))
+    load_metric_file(str(own_file))
+    assert FFN_ACTIVATIONS['double'][0](1) == 3
+    assert [metric for metric in registry.METRICS if 'own_LH' in metric.saved_arrays] == [registry.METRICS[-1]]
+    assert registry.find_metric_info('alpha/own').description == 'Average.'
+    assert make_tiny_spec(model__ffn='double').model.ffn == 'double'
+
+
+@pytest.mark.parametrize(
+    ('old', 'new', 'names'),
+    [
+        ('alpha/own', 'sink/2', ['sink/2', 'sinklab']),
+        ('alpha/own', 'valid/loss', ['valid/loss', 'sinklab']),
+        ('double', 'swiglu', ['swiglu', 'sinklab']),
+        ("'own', lambda", "'contribution', lambda", ['contribution_LH', 'sinklab']),
+        ('lambda x: 2 * x)', "abs)\nregister_ffn_activation('double', abs)", ['double', ':5']),
+        ("'query_LPTHK',", "'queries',", ['queries', 'query_LPTHK']),
+        ('register_', 'len # ', []),
+        ('metric(', 'metric((', ['own.py']),
+    ],
+)
+def test_own_file_with_errors_is_refused_in_one_line(capsys, own_file, tmp_path, old, new, names):
+    own_file.write_text(REGISTRATION.replace(old, new))
+    flags = ['--config=configs/quickstart.py:softmax', '--size=smoke', f'--workdir={tmp_path}/run']
+    line = get_error_line(capsys, 'train', *flags, f'--metric={own_file}')
+    assert [name for name in [f'--metric={own_file}', *names] if name not in line] == []
+    assert not (tmp_path / 'run').exists()
+
+
+def test_array_with_wrong_axes_is_refused(own_file):
+    own_file.write_text(REGISTRATION.replace('mean(2)', 'mean((0, 2))'))
+    load_metric_file(str(own_file))
+    context = make_context(make_tiny_spec(), 3, 0)
+    with pytest.raises(UserError) as error:
+        registry.compute_arrays({'query_LPTHK': np.ones((1, 2, 3, 4, 5))}, context, registry.METRICS[-1:])
+    assert [text for text in ('own_LPH', '(2, 4)') if text not in str(error.value)] == []
+
+
+def test_folder_of_runs_is_refused_with_their_paths(capsys, tmp_path):
+    for name in ('a', 'sweep/b'):
+        RunDir(tmp_path / name).initialize(make_tiny_spec(), {})
+    line = get_error_line(capsys, 'measure', str(tmp_path))
+    assert f'{tmp_path}/a' in line
+    assert f'{tmp_path}/sweep/b' in line
+
+
+def test_run_with_own_activation_names_the_flag_where_it_is_unknown(own_file, tmp_path):
+    load_metric_file(str(own_file))
+    run_dir = RunDir(tmp_path / 'run')
+    run_dir.initialize(make_tiny_spec(model__ffn='double'), {})
+    assert read_spec(run_dir).model.ffn == 'double'
+    FFN_NAMES.remove('double')
+    with pytest.raises(UserError) as error:
+        read_spec(run_dir)
+    assert [text for text in (str(run_dir), 'double', '--metric=') if text not in str(error.value)] == []

@@ -16,9 +16,18 @@ import numpy as np
 from sinklab.errors import UserError, format_names, format_unknown_name
 
 # {target: what it replaces}
-TARGETS = {'attention': 'attention weights', 'key': 'keys', 'value': 'values', 'residual': 'hidden states'}
+TARGETS = {
+    'attention': 'attention weights',
+    'query': 'queries',
+    'key': 'keys',
+    'value': 'values',
+    'head': 'head outputs',
+    'ffn': 'FFN (MLP) outputs',
+    'residual': 'hidden states',
+}
+MISSING_FIELDS = {'attention': ('dimensions',), 'ffn': ('heads', 'queries'), 'residual': ('heads', 'queries')}
 
-INDEX_FIELDS = 'positions', 'layers', 'heads', 'dimensions'
+INDEX_FIELDS = 'positions', 'layers', 'heads', 'dimensions', 'queries'
 MIN_SUM = 1e-30  # of attention weights that are scaled
 
 
@@ -32,42 +41,48 @@ class Edit:
 
     Attributes:
         target: What is replaced. `attention`: the weights A_ij, after the normalizer, of the keys j at `positions`,
-            for every query i that sees them. `key`: the key vectors, as they are multiplied by the queries (rotated).
-            `value`: the value vectors, as they are summed. `residual`: the hidden states after a block.
-        positions: The token of the text, from 0, or several tokens. Keys before the text, such as a learned sink
-            token, are not counted.
-        value: The replacement. A number; `mean`, for vectors: their mean over all other tokens of the same text
-            (later ones as well, so that a loss is no longer that of a causal model); or a function of an array
-            (texts, positions in ascending order, heads, X) that returns an array of the same shape. X is the queries
-            for `attention`, and the dimensions of the vector for other targets; hidden states have 1 head. The array
-            is of NumPy for an open model, and traced by JAX for a run.
+            for every query i that sees them. `query` and `key`: the vectors, as they are multiplied (rotated).
+            `value`: the value vectors, as they are summed. `head`: the outputs of heads, sum_j A_ij v_j. `ffn`: what
+            the FFN adds to the hidden states. `residual`: the hidden states after a block.
+        positions: The token of the text, from 0, or several tokens; None: all. Keys before the text, such as a
+            learned sink token, are not counted. `auto`: all for `head` and `ffn`, and 0 for other targets.
+        value: The replacement. A number; `mean`, for vectors: their mean over all other tokens of the same text, or
+            over all if all are edited (later ones as well, so that a loss is no longer that of a causal model); an
+            array with the axes of `cache(text)[target]`, as of another text, or one that NumPy broadcasts to them;
+            or a function of an array (texts, positions in ascending order, heads, X) that returns an array of the
+            same shape. X is the queries for `attention`, and the dimensions of the vector for other targets; hidden
+            states and FFN outputs have 1 head. The array is of NumPy for an open model, and traced by JAX for a run.
         layers: The layers, from 0, as in `AttentionMatrices.plot`; None: all layers that have the target.
-        heads: The heads of the queries, from 0; None: all. Hidden states have none.
+        heads: The heads of the queries, from 0; None: all. Hidden states and FFN outputs have none.
         dimensions: The dimensions of the vectors, from 0; None: all. Attention weights have none.
         renormalize: For `attention`: scale the other weights of the row, so that sum_j |A_ij| is as before; they
             become 0 if the edited weights alone have a larger sum. A row without other weights, such as that of the
             first query, is not edited.
+        queries: For `attention`: the queries i, from 0, whose weights are edited; None: all.
 
     Raises:
         UserError: A field has a value that is not allowed.
     """
 
     target: str
-    positions: int | Sequence[int] = 0
-    value: float | str | Callable[[Any], Any] = 0.0
+    positions: int | Sequence[int] | str | None = 'auto'
+    value: Any = 0.0
     layers: int | Sequence[int] | None = None
     heads: int | Sequence[int] | None = None
     dimensions: int | Sequence[int] | None = None
     renormalize: bool = False
+    queries: int | Sequence[int] | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.target, str) or self.target not in TARGETS:
             raise UserError(format_unknown_name(f'target={self.target!r}', str(self.target), TARGETS, 'allowed'))
+        if isinstance(self.positions, str) and self.positions == 'auto':
+            object.__setattr__(self, 'positions', None if self.target in ('head', 'ffn') else 0)
         for name in INDEX_FIELDS:
             object.__setattr__(self, name, convert_indices(name, getattr(self, name)))
-        for name, target in (('heads', 'residual'), ('dimensions', 'attention')):
-            if self.target == target and getattr(self, name) is not None:
-                raise UserError(f'{name}={getattr(self, name)} is not allowed: {TARGETS[target]} have no {name}')
+        for name in MISSING_FIELDS.get(self.target, ('queries',)):
+            if getattr(self, name) is not None:
+                raise UserError(f'{name}={getattr(self, name)} is not allowed: {TARGETS[self.target]} have no {name}')
         if self.renormalize and self.target != 'attention':
             raise UserError(f'renormalize=True is for target="attention", not for {TARGETS[self.target]}; remove it')
         object.__setattr__(self, 'value', self.convert_value())
@@ -77,31 +92,36 @@ class Edit:
         indices: tuple[int, ...] | None = getattr(self, name)
         return indices
 
-    def convert_value(self) -> float | str | Callable[[Any], Any]:
+    def convert_value(self) -> Any:
         value = self.value
         if callable(value) or (isinstance(value, str) and value == 'mean' and self.target != 'attention'):
             return value
         try:
-            number = math.nan if isinstance(value, str) else float(value)
+            array = np.asarray(math.nan if isinstance(value, str) else value, float)
         except (TypeError, ValueError):
-            number = math.nan
-        if not abs(number) <= float(np.finfo(np.float32).max):
+            array = np.asarray(math.nan)
+        if not (abs(array) <= np.finfo(np.float32).max).all():
             mean = '' if self.target == 'attention' else ", 'mean'"
-            raise UserError(f'value={value!r} is not allowed; give a finite number (float32){mean} or a function')
-        return number
+            raise UserError(f'value={value!r:.80} is not allowed; give finite numbers (float32){mean} or a function')
+        return array.astype(np.float32) if array.ndim else float(array)
 
     def applies_to(self, target: str, layer: int) -> bool:
         """Return whether the edit replaces this target in this layer."""
         layers = self.get_indices('layers')
         return self.target == target and (layers is None or layer in layers)
 
+    def select_texts(self, texts: slice) -> 'Edit':
+        """Return the edit of some of the texts, whose values `fit_values` has returned."""
+        has_texts = isinstance(self.value, np.ndarray) and self.value.shape[1] > 1
+        return dataclasses.replace(self, value=self.value[:, texts]) if has_texts else self
+
     def make_arrays(self) -> 'EditArrays':
         """Return the edit in the form in which it is applied to arrays."""
         indices = {name: self.get_indices(name) for name in INDEX_FIELDS}
-        number, function = (np.float32(self.value), None) if isinstance(self.value, float) else (None, self.value)
+        has_function = callable(self.value) or isinstance(self.value, str)
         return EditArrays(
-            number=number,
-            function=function,
+            values=None if has_function else np.asarray(self.value, np.float32),
+            function=self.value if has_function else None,
             target=self.target,
             renormalize=self.renormalize,
             **{name: None if value is None else np.array(value) for name, value in indices.items()},
@@ -116,11 +136,12 @@ class EditArrays:
     A compiled program takes it as an argument. Edits with other numbers, and as many other indices, use the same one.
     """
 
-    positions: Any  # int (N,), ascending
+    positions: Any  # int (N,), ascending, or None for all
     layers: Any  # int (N,), or None for all
     heads: Any  # int (N,), or None for all
     dimensions: Any  # int (N,), or None for all
-    number: Any  # a scalar of float32; None if `function` computes the values
+    queries: Any  # int (N,), or None for all
+    values: Any  # float32, () or as `fit_values` returns it; None if `function` computes the values
     function: str | Callable[[Any], Any] | None = dataclasses.field(metadata=dict(static=True))  # or 'mean'
     target: str = dataclasses.field(metadata=dict(static=True))
     renormalize: bool = dataclasses.field(metadata=dict(static=True))
@@ -139,37 +160,50 @@ class EditArrays:
         """
         xp = array_BSHX.__array_namespace__()
         (size, num_heads, width) = array_BSHX.shape[1:]
-        index_N = num_before + self.positions
+        index_N = np.arange(num_before, size) if self.positions is None else num_before + self.positions
         is_edited_S11 = find_members(xp, index_N, size)[:, None, None]
-        new_BSHX = self.compute_values(array_BSHX, index_N, is_edited_S11, num_before)
+        new_BSHX = self.compute_values(array_BSHX, layer, index_N, is_edited_S11, num_before)
         edited_BSHX = xp.where(is_edited_S11 & is_visible_BSHX, new_BSHX, array_BSHX)
         if self.renormalize:
             edited_BSHX = rescale_others(array_BSHX, edited_BSHX, is_edited_S11)
         is_layer = True if self.layers is None else (self.layers == layer).any()
         is_edited_H, is_edited_X = find_members(xp, self.heads, num_heads), find_members(xp, self.dimensions, width)
+        if self.queries is not None:  # the first queries are sink tokens
+            is_edited_X = find_members(xp, self.queries, width, size - num_before - width)
         is_edited_HX = is_edited_H[:, None] & is_edited_X
         return xp.where(is_layer & is_edited_HX, edited_BSHX, array_BSHX).astype(array_BSHX.dtype)
 
-    def compute_values(self, array_BSHX: Any, index_N: Any, is_edited_S11: Any, num_before: int) -> Any:
+    def compute_values(self, array_BSHX: Any, layer: Any, index_N: Any, is_edited_S11: Any, num_before: int) -> Any:
         """Return the new values; entries of S that are not in `index_N` are not used. Any axis may be 1."""
-        if self.function is None:
-            return self.number
         xp = array_BSHX.__array_namespace__()
+        if self.function is None:
+            if self.values.ndim == 0:
+                return self.values
+            values_BSHX = align_right(xp, self.values[0 if len(self.values) == 1 else layer], 1, array_BSHX.shape[1])
+            if self.target == 'attention':
+                return align_right(xp, values_BSHX, 3, array_BSHX.shape[3])
+            return values_BSHX[..., : array_BSHX.shape[3]]  # heads of some layers are narrower
         index_S = np.arange(array_BSHX.shape[1])
         if callable(self.function):
             inverse_S = xp.searchsorted(index_N, index_S).clip(0, len(index_N) - 1)
             return call_function(self.function, array_BSHX[:, index_N])[:, inverse_S]
-        num_others = len(index_S) - num_before - len(index_N)
+        num_others = len(index_S) - num_before - (0 if self.positions is None else len(index_N))
         if not num_others:
             raise UserError('value="mean" needs another token than those at positions; give a longer text')
-        is_other_S11 = (index_S >= num_before)[:, None, None] & ~is_edited_S11
+        is_other_S11 = (index_S >= num_before)[:, None, None] & ((self.positions is None) | ~is_edited_S11)
         others_BSHX = xp.where(is_other_S11, array_BSHX.astype('float32'), 0)
         return others_BSHX.sum(1, keepdims=True) / np.float32(num_others)
 
 
+def align_right(xp: Any, array: Any, axis: int, size: int) -> Any:
+    """Drop or repeat first entries of an axis, such as learned keys, to give it a size; an axis of 1 is kept."""
+    length = array.shape[axis]
+    return array if length in (1, size) else xp.take(array, (np.arange(size) + length - size).clip(0), axis)
+
+
 def convert_indices(name: str, value: Any) -> tuple[int, ...] | None:
     """Return one or more indices as a sorted tuple."""
-    if value is None and name != 'positions':
+    if value is None:
         return None
     try:
         indices = {operator.index(index) for index in (value if np.iterable(value) else [value])}
@@ -180,9 +214,9 @@ def convert_indices(name: str, value: Any) -> tuple[int, ...] | None:
     return tuple(sorted(indices))
 
 
-def find_members(xp: Any, indices_N: Any, size: int) -> Any:
-    """Return which of 0, 1, ..., size - 1 are in `indices_N`; None: all."""
-    return np.ones(size, bool) if indices_N is None else xp.isin(np.arange(size), indices_N)
+def find_members(xp: Any, indices_N: Any, size: int, start: int = 0) -> Any:
+    """Return which of the `size` integers from `start` are in `indices_N`; None: all."""
+    return np.ones(size, bool) if indices_N is None else xp.isin(start + np.arange(size), indices_N)
 
 
 def call_function(function: Callable[[Any], Any], array_BNHX: Any) -> Any:
@@ -238,19 +272,31 @@ class EditableArray:
     heads: int = 1
     dimensions: int = 0
 
+    def list_indices(self, length: int) -> dict[str, Sequence[int]]:
+        """Return the allowed indices of each field of `INDEX_FIELDS` in a text of `length` tokens."""
+        tokens = range(length)
+        return dict(
+            zip(INDEX_FIELDS, (tokens, self.layers, range(self.heads), range(self.dimensions), tokens), strict=True)
+        )
 
-def check_edits(edits: Sequence[Edit], editable: Mapping[str, EditableArray], length: int, name: str) -> None:
-    """Check that a model has the layers, heads and dimensions of all edits, and that the texts have their positions.
+
+def fit_edits(
+    edits: Sequence[Edit], editable: Mapping[str, EditableArray], ids_PT: np.ndarray, num_learned_keys: int, name: str
+) -> tuple[Edit, ...]:
+    """Check that edits fit a model and texts, and return them with arrays of values as `fit_values` returns them.
 
     Args:
         edits: The edits.
         editable: What can be edited, for each target that can be edited at all.
-        length: The number of tokens of a text.
+        ids_PT: The token ids of the texts.
+        num_learned_keys: The number of keys before the text in captured arrays.
         name: The name of the model.
 
     Raises:
-        UserError: There is no such layer, head, dimension or position.
+        UserError: There is no such layer, head, dimension, position or query, or an array has another shape.
     """
+    num_texts, length = ids_PT.shape
+    fitted = []
     for edit in edits:
         if edit.target not in editable:
             raise UserError(
@@ -258,12 +304,36 @@ def check_edits(edits: Sequence[Edit], editable: Mapping[str, EditableArray], le
                 f'modules; editable: {", ".join(editable) or "nothing"}'
             )
         array = editable[edit.target]
-        allowed = dict(
-            positions=range(length), layers=array.layers, heads=range(array.heads), dimensions=range(array.dimensions)
-        )
-        for field, indices in allowed.items():
+        for field, indices in array.list_indices(length).items():
             if missing := [index for index in edit.get_indices(field) or () if index not in indices]:
                 raise UserError(
                     f'{field}={missing[0]} is not allowed for the {TARGETS[edit.target]} of {name} in a text of '
                     f'{length} tokens; give {format_names([*map(str, indices)])}'
                 )
+        if isinstance(edit.value, np.ndarray):
+            edit = dataclasses.replace(edit, value=fit_values(edit, array, num_texts, length, num_learned_keys))
+        fitted.append(edit)
+    return tuple(fitted)
+
+
+def fit_values(edit: Edit, array: EditableArray, num_texts: int, length: int, num_learned_keys: int) -> np.ndarray:
+    """Return an array of values with the axes layers of the model, B, S, H and X, each of which may be 1."""
+    has_heads = 'heads' not in MISSING_FIELDS.get(edit.target, ())
+    value: np.ndarray = edit.value.reshape((1,) * (4 + has_heads - edit.value.ndim) + edit.value.shape)
+    if not has_heads:
+        value = value[..., None, :]
+    elif edit.target == 'attention':  # its cached array has the axes L, P, H, T, S
+        value = np.moveaxis(value, -1, 2)
+    width = length if edit.target == 'attention' else array.dimensions
+    lengths = {1, length, length + num_learned_keys}
+    sizes = {1, len(array.layers)}, {1, num_texts}, lengths, {1, array.heads}, {1, width}
+    if value.ndim != 5 or any(size not in allowed for size, allowed in zip(value.shape, sizes, strict=True)):
+        raise UserError(
+            f'value= is an array of the shape {edit.value.shape}, which does not fit the {TARGETS[edit.target]} of '
+            f'{num_texts} x {length} tokens; give cache(text)["{edit.target}"] of as many tokens, or a part of it'
+        )
+    if len(value) == 1 or len(array.layers) == max(array.layers) + 1:
+        return value
+    all_layers = np.zeros((max(array.layers) + 1, *value.shape[1:]), np.float32)
+    all_layers[list(array.layers)] = value
+    return all_layers

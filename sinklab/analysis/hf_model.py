@@ -30,6 +30,9 @@ from sinklab.metrics.metric import Arrays, MetricContext, complete_arrays
 # The token ids of the trial pass: two tokens are enough to recognize causal attention.
 TRIAL_IDS = np.zeros((1, 2), np.int64)
 EAGER = 'eager_attention_forward'  # the function of a modeling file that computes attention
+# Names of the module of a layer whose output is added to the hidden states as that of the FFN; the first one that
+# exists is taken, since transformers has no common name.
+FFN_NAMES = 'post_feedforward_layernorm', 'mlp', 'feed_forward', 'block_sparse_moe', 'ffn'
 
 # Arrays of one layer, under the names of sinklab.metrics.metric without the letter L.
 LayerArrays = dict[str, np.ndarray]
@@ -101,19 +104,27 @@ class AttentionRecorder:
                 stack.enter_context(replaced_attributes(code, {EAGER: attend}))
             for layer in self.layers:
                 stack.enter_context(layer.register_forward_hook(self.on_layer_output))
+                ffn = next((getattr(layer, name) for name in FFN_NAMES if hasattr(layer, name)), None)
+                if ffn is not None:
+                    stack.enter_context(ffn.register_forward_hook(lambda *args: self.edit_output('ffn', args[-1])))
             stack.enter_context(torch.inference_mode())
             yield
 
     def on_layer_output(self, module: torch.nn.Module, args: tuple, output: Any) -> Any:
-        """Edit and store the hidden states that a layer returns, alone or as the first value of a tuple."""
-        residual = output[0] if isinstance(output, tuple) else output
-        if residual.ndim == 3:  # Gemma 3n has several residual streams
-            residual = self.edit('residual', residual[:, :, None])[:, :, 0]
-            self.layer_arrays['residual_PTD'] = residual.float().numpy()
+        """Edit and store the hidden states that a layer returns, and extract what is kept of the layer."""
+        output = self.edit_output('residual', output)
         self.outputs.append(self.extract(self.layer_arrays))
         self.layer_arrays = {}
         self.layer += 1
-        return (residual, *output[1:]) if isinstance(output, tuple) else residual
+        return output
+
+    def edit_output(self, target: str, output: Any) -> Any:
+        """Edit and store the vectors that a module returns, alone or as the first value of a tuple."""
+        array = output[0] if isinstance(output, tuple) else output
+        if array.ndim == 3:  # Gemma 3n has several residual streams
+            array = self.edit(target, array[:, :, None])[:, :, 0]
+            self.layer_arrays[f'{target}_PTD'] = array.float().numpy()
+        return (array, *output[1:]) if isinstance(output, tuple) else array
 
     def edit(self, target: str, array_PSHX: torch.Tensor, is_visible_PSHX: Any = True) -> torch.Tensor:
         """Apply the edits of this pass to an array of the running layer."""
@@ -137,6 +148,12 @@ class AttentionRecorder:
             UserError: The weights do not give the outputs, or the layer has another attention.
         """
         heads = query.shape[1]
+        scaling = options.get('scaling')
+        scale = 1 if scaling is None else scaling * query.shape[-1] ** 0.5  # captured scores are <q, k> / sqrt(K)
+        if any(edit.applies_to('query', self.layer) for edit in self.edits):
+            scaled = query * scale
+            edited = self.edit('query', scaled.transpose(1, 2)).transpose(1, 2)
+            query = torch.where(edited == scaled, query, edited / scale)  # so that others are not rounded
         group = {}
         if any(edit.target in ('key', 'value') and edit.applies_to(edit.target, self.layer) for edit in self.edits):
             key, value = (repeat_heads(array, heads).transpose(1, 2) for array in (key, value))
@@ -152,16 +169,14 @@ class AttentionRecorder:
             edited_PSHT = self.edit('attention', attention.permute(0, 3, 1, 2), is_visible_PSHT)
             attention = edited_PSHT.permute(0, 2, 3, 1).contiguous()
             output = sum_values(attention, repeat_heads(value, heads))
-        self.store_attention(query, key, value, options.get('scaling'), output, attention)
+        output = self.edit('head', output)
+        self.store_attention(query if scale == 1 else query.float() * scale, key, value, output, attention)
         return output, attention
 
-    def store_attention(self, query, key, value, scaling, output, attention) -> None:
+    def store_attention(self, query, key, value, output, attention) -> None:
         """Store the arrays of one attention call; keys and values are repeated for each head of a group."""
         if 'attention_PHTS' in self.layer_arrays:
             raise UserError(f'{self.name} has several attention matrices in a layer; give another model')
-        width = query.shape[-1]
-        if scaling is not None and scaling * width**0.5 != 1:  # scores are <q, k> / sqrt(K) here
-            query = query.float() * (scaling * width**0.5)
         key, value = (repeat_heads(array, query.shape[1]) for array in (key, value))
         arrays = dict(query_PTHK=query, key_PSHK=key, value_PSHK=value)
         self.layer_arrays |= {name: array.transpose(1, 2).float().numpy() for name, array in arrays.items()}
@@ -270,20 +285,20 @@ class HFModel(MeasurableModel):
         names = sorted({name for layer in layer_arrays for name in layer})
         self.available_arrays = tuple(map(add_layer_axis, names))
         self.array_layers = {
-            add_layer_axis(name): tuple(number for number, layer in enumerate(layer_arrays, 1) if name in layer)
+            add_layer_axis(name): tuple(number for number, layer in enumerate(layer_arrays) if name in layer)
             for name in names
         }
         self.num_heads = next(layer['attention_PHTS'].shape[1] for layer in layer_arrays if 'attention_PHTS' in layer)
         self.editable_arrays = find_editable_arrays(layer_arrays, self.num_heads)
         self.edits: tuple[Edit, ...] = ()
         self.remarks = gguf.read_remarks(self.model_dir)
-        layers = range(1, len(layer_arrays) + 1)
+        layers = range(len(layer_arrays))
         # State-space, convolution and linear attention layers have no attention matrix.
         self.layers_without_attention = sorted({*layers} - {*self.array_layers['attention_LPHTS']})
         if lacking := self.layers_without_attention:
             self.remarks.append(
-                f'{len(lacking)} of {len(layers)} layers have no attention matrix ({", ".join(map(str, lacking))}); '
-                f'numbers of heads cover only the other {len(layers) - len(lacking)}'
+                f'{len(lacking)} of {len(layers)} layers have no attention matrix (from 0: '
+                f'{", ".join(map(str, lacking))}); numbers of heads cover only the other {len(layers) - len(lacking)}'
             )
         if 'residual_LPTD' not in self.available_arrays:
             self.remarks.append('its layers do not return one hidden state per token; their numbers are omitted')
@@ -395,11 +410,11 @@ class HFModel(MeasurableModel):
                     complete_arrays({add_layer_axis(name): array[None] for name, array in layer.items()}, context)
                 )
 
-        def compute(ids_PT: np.ndarray) -> dict[str, np.ndarray]:
+        def compute(ids_PT: np.ndarray, edits: tuple[Edit, ...]) -> dict[str, np.ndarray]:
             position_kwargs = self.make_position_kwargs(ids_PT, position_T)
-            return stack_layers(self.recorder(ids_PT, extract_completed, self.edits, **position_kwargs))
+            return stack_layers(self.recorder(ids_PT, extract_completed, edits, **position_kwargs))
 
-        return run_in_batches(compute, ids_PT, batch_size, on_progress)
+        return run_in_batches(compute, ids_PT, batch_size, on_progress, self.edits)
 
     def make_position_kwargs(self, ids_PT: np.ndarray, position_T: np.ndarray | None) -> dict[str, torch.Tensor]:
         """Return the keyword arguments of a forward pass for token positions; None: the model's own.
@@ -415,30 +430,45 @@ class HFModel(MeasurableModel):
         return dict(position_ids=torch.as_tensor(position_PT), attention_mask=torch.ones(ids_PT.shape))
 
     def compute_token_losses(self, ids_PT: np.ndarray, position_T: np.ndarray | None = None) -> np.ndarray:
-        length = self.check_length(ids_PT)
-
-        def compute(ids_PT: np.ndarray) -> dict[str, np.ndarray]:
-            position_kwargs = self.make_position_kwargs(ids_PT, position_T)
-            ids = torch.as_tensor(ids_PT, dtype=torch.long)
-            with self.recorder.activate(lambda layer_arrays: None, self.edits):
-                logits_PTV = self.model(input_ids=ids, use_cache=False, **position_kwargs).logits[:, :-1].float()
-                # Over (P, V, T), cross_entropy has ten times the rounding errors: its sums are not contiguous.
-                loss_PT = -logits_PTV.log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
+        def compute_loss(logits_PTV: torch.Tensor, ids_PT: torch.Tensor) -> dict[str, np.ndarray]:
+            # Over (P, V, T), cross_entropy has ten times the rounding errors: its sums are not contiguous.
+            loss_PT = -logits_PTV[:, :-1].float().log_softmax(-1).gather(-1, ids_PT[:, 1:, None])[..., 0]
             return {'loss_LPT': loss_PT.numpy()[None]}
 
+        return self.run_whole_model(compute_loss, ids_PT, position_T)['loss_LPT'][0]
+
+    def compute_logits(self, ids_PT: np.ndarray) -> np.ndarray:
+        arrays = self.run_whole_model(lambda logits, _: {'logits_LPTV': logits.float().numpy()[None]}, ids_PT)
+        return arrays['logits_LPTV'][0]
+
+    def run_whole_model(
+        self,
+        extract: Callable[[torch.Tensor, torch.Tensor], dict[str, np.ndarray]],
+        ids_PT: np.ndarray,
+        position_T: np.ndarray | None = None,
+    ) -> dict[str, np.ndarray]:
+        """Run the model with its head, and return what `extract` computes from logits_PTV and ids_PT."""
+        length = self.check_length(ids_PT)
+
+        def compute(ids_PT: np.ndarray, edits: tuple[Edit, ...]) -> dict[str, np.ndarray]:
+            position_kwargs = self.make_position_kwargs(ids_PT, position_T)
+            ids = torch.as_tensor(ids_PT, dtype=torch.long)
+            with self.recorder.activate(lambda layer_arrays: None, edits):
+                return extract(self.model(input_ids=ids, use_cache=False, **position_kwargs).logits, ids)
+
         batch_size = max(1, MAX_BATCH_BYTES // (4 * length * self.vocabulary))
-        return run_in_batches(compute, ids_PT, batch_size)['loss_LPT'][0]
+        return run_in_batches(compute, ids_PT, batch_size, edits=self.edits)
 
 
 def find_editable_arrays(layer_arrays: list[LayerArrays], num_heads: int) -> dict[str, EditableArray]:
     """Return where each target of edits can be edited, from the arrays of the trial pass."""
-    names = dict(attention='attention_PHTS', key='key_PSHK', value='value_PSHK', residual='residual_PTD')
+    names = 'attention_PHTS', 'query_PTHK', 'key_PSHK', 'value_PSHK', 'head_PTHK', 'ffn_PTD', 'residual_PTD'
     editable_arrays = {}
-    for target, name in names.items():
+    for name in names:
         widths = {index: layer[name].shape[-1] for index, layer in enumerate(layer_arrays) if name in layer}
         if widths:
-            heads = 1 if target == 'residual' else num_heads
-            editable_arrays[target] = EditableArray(tuple(widths), heads, max(widths.values()))
+            heads = num_heads if 'H' in name else 1
+            editable_arrays[name.partition('_')[0]] = EditableArray(tuple(widths), heads, max(widths.values()))
     return editable_arrays
 
 

@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 import json
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import PurePath
 from typing import Any
 
@@ -18,21 +18,22 @@ from sinklab.data.sources import open_source
 from sinklab.errors import UserError, format_unknown_name
 from sinklab.metrics import registry
 from sinklab.metrics.emergence import find_emergence, find_first_heads
-from sinklab.metrics.metric import Arrays, MetricContext, MetricInfo
+from sinklab.metrics.metric import Arrays, MetricContext, name_by_layer
+from sinklab.metrics.norms import compute_first_ratio
 from sinklab.metrics.propositions import judge_propositions
 from sinklab.metrics.sink import SINK_THRESHOLD
 from sinklab.storage.files import atomic_write
 from sinklab.storage.paths import parse_path
 
-INPUT_KINDS = 'natural', 'random', 'repeated'
+INPUT_KINDS = 'natural', 'random', 'repeated', 'induction'
 MAX_CHARS_PER_TOKEN = 40  # characters of a text that are encoded for each requested token
 
 
 PUBLISHED_LENGTH = 64
 # Defaults for Hugging Face models, which have no config of probes: the numbers of the paper.
 OPEN_MODEL_DEFAULTS = dict(sequences=100, length=PUBLISHED_LENGTH, source='stdlib')
-LOSS_INFO = MetricInfo('loss', 'loss', 'Mean of -log p of every token but the first.', 'nats')
 MIN_VALUES = dict(sequences=1, length=2, keys=1, seed=0)
+ALLOWED_BITS = range(2, 17)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,6 +53,8 @@ class MeasureRequest:
     thresholds: tuple[float, ...] = (SINK_THRESHOLD,)
     positions: str | None = None
     loss: bool = False
+    quantize: tuple[int, ...] = ()  # bits of weights and activations for which the loss of a run is computed
+    gradients: bool = False  # compute the gradient-sink ratio of a run
 
     def __post_init__(self):
         if not self.inputs:
@@ -63,6 +66,8 @@ class MeasureRequest:
             value = getattr(self, name)
             if value is not None and value < minimum:
                 raise UserError(f'--{name}={value} is too small; give at least {minimum}')
+        if invalid := [bits for bits in self.quantize if bits not in ALLOWED_BITS]:
+            raise UserError(f'--quantize={invalid[0]} is not allowed; give bits from 2 to {ALLOWED_BITS[-1]}')
         if invalid := [threshold for threshold in self.thresholds if not 0 < threshold < 1]:
             raise UserError(f'--eps has {invalid[0]:g}; give shares of attention between 0 and 1')
 
@@ -72,6 +77,8 @@ class MeasureRequest:
         Raises:
             UserError: The request does not fit the model.
         """
+        if (self.quantize or self.gradients) and not isinstance(model, RunModel):
+            raise UserError(f'--quantize and --gradients need a run, and {model.name} is none; leave them out')
         defaults = dict(vars(model.spec.probe), source=None) if isinstance(model, RunModel) else OPEN_MODEL_DEFAULTS
         requested = {name: getattr(self, name) for name in OPEN_MODEL_DEFAULTS}
         request = dataclasses.replace(self, **{k: defaults[k] if v is None else v for k, v in requested.items()})
@@ -104,6 +111,11 @@ class MeasureRequest:
 RemarkFn = Callable[[str], Any]
 
 
+def compute_period(length: int) -> int:
+    """Compute the tokens of the first half of an `induction` text, which the second half repeats."""
+    return (length + 1) // 2
+
+
 def make_inputs(
     model: MeasurableModel, request: MeasureRequest, on_remark: RemarkFn = lambda _: None
 ) -> dict[str, np.ndarray]:
@@ -119,7 +131,10 @@ def make_inputs(
         if kind == 'repeated':
             inputs[kind] = rng.integers(model.vocabulary, size=(num_sequences, 1)).repeat(request.length, 1)
             continue
-        if kind == 'random':
+        if kind == 'induction':
+            half_PT = rng.integers(model.vocabulary, size=(num_sequences, compute_period(request.length)))
+            ids_PT = np.tile(half_PT, 2)[:, : request.length]
+        elif kind == 'random':
             ids_PT = rng.integers(model.vocabulary, size=(num_sequences, request.length))
         elif request.source is None:
             ids_PT = load_held_out(model, request)
@@ -212,16 +227,10 @@ class MetricExtractor:
     """
 
     context: MetricContext
-    names: tuple[str, ...] | None = None  # as in `measure_model`
+    metrics: registry.Metrics
 
     def __call__(self, arrays: dict[str, Any]) -> Arrays:
-        return registry.compute_arrays(arrays, self.context, select_metrics(arrays, self.names))
-
-
-def select_metrics(available_arrays: Collection[str], names: tuple[str, ...] | None) -> registry.Metrics:
-    """Select the metrics that these arrays allow and, for the `names` of `measure_model`, that give those."""
-    metrics = registry.select_measurable(available_arrays)
-    return metrics if names is None else registry.select_by_name(names, metrics)
+        return registry.compute_arrays(arrays, self.context, registry.select_measurable(arrays, self.metrics))
 
 
 def measure_model(
@@ -244,14 +253,16 @@ def measure_model(
         **overrides: Fields of the MetricContext to change.
     """
     context = model.make_context(ids_PT.shape[1], **overrides)
-    metrics = select_metrics(model.available_arrays, names)
-    captured = model.capture(ids_PT, MetricExtractor(context, names), position_T, on_progress)
+    metrics = registry.select_measurable(model.available_arrays)
+    if names is not None:
+        metrics = registry.select_by_name(names, metrics)
+    captured = model.capture(ids_PT, MetricExtractor(context, metrics), position_T, on_progress)
     if context.triggers and isinstance(model, RunModel):
         captured |= dict(trigger_PT=ids_PT < model.spec.data.triggers)
     numbers = {name: float(value) for name, value in registry.compute_numbers(captured, context, metrics).items()}
     arrays = registry.select_saved_arrays(captured, context, metrics)
     layers = model.array_layers.get('attention_LPHTS')
-    layer_arrays = {} if layers is None else {'attention_layer_L': np.array(layers)}  # from 1, with attention
+    layer_arrays = {} if layers is None else {'attention_layer_L': np.array(layers)}  # from 0, with attention
     return Measurement(numbers, dict(arrays) | layer_arrays)
 
 
@@ -308,12 +319,21 @@ class MeasureJob:
     def measure_input(self, name: str, on_progress: ProgressFn, names: tuple[str, ...] | None) -> Measurement:
         ids_PT = self.ids_by_input[name]
         position_T = self.request.position_T
-        overrides = self.request.context_overrides | dict(repeated=name == 'repeated')
+        period = compute_period(self.request.length) if name == 'induction' else 0
+        overrides = self.request.context_overrides | dict(repeated=name == 'repeated', period=period)
         measurement = measure_model(self.model, ids_PT, position_T, on_progress, names, **overrides)
-        if not self.request.loss:
-            return measurement
-        loss = float(np.nanmean(self.model.compute_token_losses(ids_PT, position_T)))
-        return dataclasses.replace(measurement, numbers=measurement.numbers | {LOSS_INFO.name: loss})
+        numbers = {}
+        if self.request.loss:
+            numbers['loss'] = float(np.nanmean(self.model.compute_token_losses(ids_PT, position_T)))
+        if isinstance(self.model, RunModel):
+            for bits in self.request.quantize:
+                loss_PT = self.model.compute_token_losses(ids_PT, position_T, bits)
+                numbers[f'loss/int{bits}'] = float(np.nanmean(loss_PT))
+            if self.request.gradients:
+                ratio_LP = compute_first_ratio(self.model.compute_gradient_norms(ids_PT, position_T))
+                numbers['gradient_sink_ratio'] = float(np.median(ratio_LP))
+                numbers |= name_by_layer('gradient_sink_ratio', np.median(ratio_LP, 1))
+        return dataclasses.replace(measurement, numbers=measurement.numbers | numbers)
 
 
 def make_job(model: MeasurableModel, request: MeasureRequest) -> MeasureJob:

@@ -26,6 +26,8 @@ class MeasurableModel(abc.ABC):
 
     Attributes:
         name: The reference of the model.
+        model: The module: of PyTorch, or of flax.nnx.
+        tokenizer: The tokenizer: of transformers, or of the package tokenizers.
         bos: Which BOS texts begin with.
         dtype: The type of activations: `float32` or `bfloat16`.
         vocabulary: The number of token ids.
@@ -33,14 +35,15 @@ class MeasurableModel(abc.ABC):
         position: The kind of position encoding, as in `model.position` of the config.
         available_arrays: The names of the arrays that a forward pass gives for all layers, or for all layers with
             attention.
-        array_layers: The layers, from 1 as in reports, that have an array; an array that is not listed exists in all
-            layers. `EditableArray.layers` counts from 0.
+        array_layers: The layers, from 0, that have an array; an array that is not listed exists in all layers.
         editable_arrays: The places where each target can be edited, without targets that cannot be edited.
         learned_key_names: The names of the keys before the text that are no tokens of it, such as learned sinks.
         remarks: Sentences that say where parameters come from, and what is not measured, and why.
     """
 
     name: str
+    model: Any
+    tokenizer: Any
     bos: BosMode
     dtype: str
     vocabulary: int
@@ -126,6 +129,10 @@ class MeasurableModel(abc.ABC):
         It is nan for tokens that are not in the training loss.
         """
 
+    @abc.abstractmethod
+    def compute_logits(self, ids_PT: np.ndarray) -> np.ndarray:
+        """Return logits_PTV in float32."""
+
     def check_length(self, ids_PT: np.ndarray) -> int:
         """Return the length of the sequences; raise UserError if it exceeds the maximum of the model."""
         length = int(ids_PT.shape[1])
@@ -135,19 +142,21 @@ class MeasurableModel(abc.ABC):
 
 
 def run_in_batches(
-    compute: Callable[[np.ndarray], Arrays],
+    compute: Callable[[np.ndarray, tuple[Edit, ...]], Arrays],
     ids_PT: np.ndarray,
     batch_size: int,
     on_progress: ProgressFn = ignore_progress,
+    edits: tuple[Edit, ...] = (),
 ) -> dict[str, np.ndarray]:
-    """Run `compute` on batches and concatenate its arrays along the axis P.
+    """Run `compute` on batches, each with the edits of its texts, and concatenate its arrays along the axis P.
 
     Arrays without the axis P are those of the first batch.
     """
     outputs = []
     for start in range(0, len(ids_PT), batch_size):
-        outputs.append(compute(ids_PT[start : start + batch_size]))
-        on_progress(len(ids_PT[start : start + batch_size]))
+        texts = slice(start, start + batch_size)
+        outputs.append(compute(ids_PT[texts], tuple(edit.select_texts(texts) for edit in edits)))
+        on_progress(len(ids_PT[texts]))
     return {
         name: np.concatenate([output[name] for output in outputs], 1) if '_LP' in name else array
         for name, array in outputs[0].items()

@@ -31,13 +31,8 @@ class AttentionBackend(Protocol):
     def platform(self) -> str | None:
         """The only platform of the backend; None: all platforms."""
 
-    def attend(
-        self, query_BTHK, key_BSGK, value_BSGK, spec: AttentionSpec, needs_abs_weight_sum: bool = False
-    ) -> AttentionOutput:
-        """Compute attention as `reference.attend` does.
-
-        The sums of absolute weights are defined only if `needs_abs_weight_sum` is True.
-        """
+    def attend(self, query_BTHK, key_BSGK, value_BSGK, spec: AttentionSpec) -> AttentionOutput:
+        """Compute attention as `reference.attend` does."""
 
     def explain_unsupported(self, problem: AttentionProblem) -> str | None:
         """Return why the backend cannot compute a problem, or None."""
@@ -47,11 +42,8 @@ class AttentionBackend(Protocol):
 class XLABackend:
     """Attention in plain jnp, which can compute every problem."""
 
-    function: Callable[..., AttentionOutput]
+    attend: Callable[..., AttentionOutput]
     platform = None
-
-    def attend(self, query_BTHK, key_BSGK, value_BSGK, spec, needs_abs_weight_sum=False):
-        return self.function(query_BTHK, key_BSGK, value_BSGK, spec)
 
     def explain_unsupported(self, problem):
         return None
@@ -68,8 +60,8 @@ class PallasBackend:
         """The module of the kernels, imported on first use because importing Pallas takes a second."""
         return importlib.import_module(f'sinklab.attn.pallas.{self.platform}')
 
-    def attend(self, query_BTHK, key_BSGK, value_BSGK, spec, needs_abs_weight_sum=False):
-        return kernel_attention.attend(self.kernels, query_BTHK, key_BSGK, value_BSGK, spec, needs_abs_weight_sum)
+    def attend(self, query_BTHK, key_BSGK, value_BSGK, spec):
+        return kernel_attention.attend(self.kernels, query_BTHK, key_BSGK, value_BSGK, spec)
 
     def explain_unsupported(self, problem):
         operation, relative = problem.spec.operation, problem.spec.bias.relative
@@ -80,7 +72,7 @@ class PallasBackend:
         if not operation.similarity.is_shifted and (operation.power or 0) > MAX_KERNEL_POWER:
             return f'a power above {MAX_KERNEL_POWER}, with which whole rows may underflow'
         if relative is not None and not relative.is_elementwise:
-            return 'a learned table of relative positions'
+            return 'a learned table of relative positions, or a forget gate'
         reduction = kernel_attention.choose_reduction(operation)
         score_spec = kernel_attention.make_kernel_spec(problem.spec, problem.width).score_spec
         return self.kernels.explain_unsupported(reduction, score_spec, problem)
@@ -117,10 +109,11 @@ def measure_error(name: str, problem: AttentionProblem) -> float:
     )
     random_arrays = (rng.uniform(size=(1, *shape)) - (index == 2) / 2 for index, shape in enumerate(shapes))
     arrays = [jnp.asarray(array, problem.dtype) for array in random_arrays]
+    spec = dataclasses.replace(problem.spec, needs_abs_weight_sum=True)
     cotangent = jnp.asarray(rng.normal(size=(1, problem.num_queries, num_heads, problem.value_width)), jnp.float32)
 
     def compute_loss(arrays, backend):
-        output, row_stats, _ = BACKENDS[backend].attend(*arrays, problem.spec, needs_abs_weight_sum=True)
+        output, row_stats, _ = BACKENDS[backend].attend(*arrays, spec)
         return jnp.sum(cotangent * output.astype(jnp.float32)), (output, row_stats.abs_weight_sum_BHT)
 
     compute_gradient = jax.jit(jax.grad(compute_loss, has_aux=True), static_argnums=1)

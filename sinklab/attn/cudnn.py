@@ -36,9 +36,7 @@ def explain_unsupported(problem: AttentionProblem) -> str | None:
     return None
 
 
-def attend(
-    query_BTHK, key_BSGK, value_BSGK, spec: AttentionSpec, needs_abs_weight_sum: bool = False
-) -> AttentionOutput:
+def attend(query_BTHK, key_BSGK, value_BSGK, spec: AttentionSpec) -> AttentionOutput:
     """Compute softmax attention; the shift of a row is its log-sum-exp, so that its Z is 1 / gain.
 
     jax rounds the log-sum-exp to the dtype of the output, so that weights that are recomputed from the row statistics

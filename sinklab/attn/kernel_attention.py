@@ -27,19 +27,14 @@ ReduceText = Callable[[KernelSpec], tuple[jax.Array, tuple[jax.Array, ...]]]
 
 
 def attend(
-    kernels: Kernels,
-    query_BTHK: jax.Array,
-    key_BSGK: jax.Array,
-    value_BSGK: jax.Array,
-    spec: AttentionSpec,
-    needs_abs_weight_sum: bool = False,
+    kernels: Kernels, query_BTHK: jax.Array, key_BSGK: jax.Array, value_BSGK: jax.Array, spec: AttentionSpec
 ) -> AttentionOutput:
-    """Compute attention with a platform's kernels; |weights| are summed only if `needs_abs_weight_sum`."""
+    """Compute attention with a platform's kernels."""
     operation, num_learned_kv, power = spec.operation, spec.num_learned_kv, spec.operation.power
     text = query_BTHK, key_BSGK[:, num_learned_kv:], value_BSGK[:, num_learned_kv:]
     column_BHTC = compute_learned_scores(query_BTHK, key_BSGK[:, :num_learned_kv], spec)
 
-    reduction = choose_reduction(operation, needs_abs_weight_sum)
+    reduction = choose_reduction(operation, spec.needs_abs_weight_sum)
 
     def reduce_text(kernel_spec: KernelSpec):
         return run_kernels(kernels, reduction, kernel_spec, *text)

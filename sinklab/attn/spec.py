@@ -16,8 +16,9 @@ from sinklab.attn.operations import Operation
 class RelativePositionBias:
     """Relative position bias b_ij = function(parameters of the head, max(position_i - position_j, 0)).
 
-    The function receives P arrays _H11, one for each parameter, and distance_B1TS in float32. If it is elementwise,
-    kernels trace it with P scalars and a block of distances.
+    The function receives P arrays _H11, one for each parameter, and distance_B1TS in float32, or distance_BHTS where
+    positions are those of each head (BTH). If it is elementwise, kernels trace it with P scalars and a block of
+    distances.
     """
 
     function: Callable[[Sequence[jax.Array], jax.Array], jax.Array] = dataclasses.field(metadata=dict(static=True))
@@ -30,9 +31,11 @@ class RelativePositionBias:
 
     def __call__(self, query_BT: jax.Array | np.ndarray, key_BS: jax.Array | np.ndarray) -> jax.Array:
         """Return bias_BHTS in float32."""
-        distance_BTS = jnp.maximum(query_BT[:, :, None] - key_BS[:, None, :], 0)
+        query_BTH, key_BSH = (array if array.ndim == 3 else array[..., None] for array in (query_BT, key_BS))
+        distance_BTSH = jnp.maximum(query_BTH[:, :, None] - key_BSH[:, None], 0)
         parameters = [jnp.asarray(parameter_H)[:, None, None] for parameter_H in self.parameter_HP.T]
-        return jnp.asarray(self.function(parameters, distance_BTS[:, None].astype(jnp.float32)), jnp.float32)
+        distance_BHTS = jnp.moveaxis(distance_BTSH, -1, 1).astype(jnp.float32)
+        return jnp.asarray(self.function(parameters, distance_BHTS), jnp.float32)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +43,8 @@ class ScoreBias:
     """The bias of scores: a function of relative positions, and learned biases of learned keys."""
 
     relative: RelativePositionBias | None = None
-    query_position_BT: jax.Array | np.ndarray | None = None  # positions, needed by `relative`; B is 1 or the batch
+    # Positions, needed by `relative`: B is 1 or the batch, and the axis H is absent if heads have the same.
+    query_position_BT: jax.Array | np.ndarray | None = None
     key_position_BS: jax.Array | np.ndarray | None = None  # of learned keys and text
     learned_HC: jax.Array | None = None  # biases of learned keys without a position; H may be 1
 
@@ -85,6 +89,7 @@ class AttentionSpec:
     mask: Mask
     num_learned_kv: int = 0
     bias: ScoreBias = dataclasses.field(default_factory=ScoreBias)
+    needs_abs_weight_sum: bool = False  # otherwise `RowStats.abs_weight_sum_BHT` is undefined
 
     def materialize_mask(self, num_keys: int) -> jax.Array:
         """Return bool_B1TS of learned keys and `num_keys` keys of the text."""

@@ -168,7 +168,8 @@ def delete_unretained_steps(run_dir: RunDir, retention_policy: CheckpointConfig)
     """Delete checkpoints that are not kept; Orbax would do that before the newest one has its digests."""
     keep_every_steps = retention_policy.keep_every_steps
     for step in run_dir.list_checkpoint_steps()[: -retention_policy.keep]:
-        if not keep_every_steps or step % keep_every_steps:
+        is_kept = retention_policy.is_log_step(step) or (keep_every_steps and step % keep_every_steps == 0)
+        if not is_kept:
             try:
                 remove_folder(run_dir.checkpoint_dir / str(step))
             except OSError as error:

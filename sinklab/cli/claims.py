@@ -126,7 +126,7 @@ def train_claim_runs(args: argparse.Namespace, extra_args: list[str], claims: di
     seeds = parse_seeds(args.seeds)
     sweep.check_no_seed_overrides(extra_args)
     readings = [reading for name in args.names or claims for reading in claims[name].readings]
-    layout_options = format_options(args, [*layout_flags.OPTIONS, 'compiled'])
+    layout_options = format_options(args, [*layout_flags.OPTIONS, 'compiled', 'metric'])
     options = [*layout_options, f'--size={size}', *extra_args]
 
     def make_command(run: plan.SweepRun) -> list[str]:
@@ -150,7 +150,7 @@ def train_claim_runs(args: argparse.Namespace, extra_args: list[str], claims: di
         runs = [
             run for run in all_runs if run.run_dir.has_run() or str(run.seed) not in old_data['runs'].get(run.row, {})
         ]
-        with SweepDisplay() as display:
+        with SweepDisplay(runs) as display:
             stop_signal = run_sweep(runs, make_command, display, check_owner, args.jobs)
         check_owner()
         metric_patterns = {reading.metric for claim in claims.values() for reading in claim.readings}
@@ -167,7 +167,8 @@ def collect_published_numbers(claims: dict) -> dict[str, dict]:
     published = {}
     for row in {reading.row for claim in claims.values() for reading in claim.readings}:
         file, name = config_flags.split_config_path(get_config_path(row))
-        published[row] = config_flags.load_config_module(file).ROWS[name].get('published', {})
+        module = config_flags.load_config_module(file)
+        published[row] = config_flags.get_row_info(module, file, name, {})['published']
     return published
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 
 from sinklab.config.differences import flatten_dict
+from sinklab.config.registration import PLACES
 from sinklab.config.spec import (
     NORMALIZERS_BY_SIMILARITY,
     SIMILARITIES_BY_NAME,
@@ -27,6 +28,7 @@ from sinklab.errors import UserError, format_error, format_unknown_name, raise_e
 from sinklab.run_dir import RunDir, read_spec
 
 EXAMPLES = {'get_config': 'configs/quickstart.py', 'CLAIMS': 'configs/claims.py'}  # of what a config file defines
+OPERATION_FIELD = 'model.attention'  # --config.model.attention=NAME sets similarity and normalizer
 SIZE_HELP = 'paper, quickstart (minutes on two cores), small (minutes on a GPU) or smoke (seconds; learns nothing)'
 
 
@@ -88,14 +90,19 @@ def describe_changes(module: Any, spec: Spec, size: str | None) -> str | None:
     baseline = get_baseline(module, size)
     if baseline is None:
         return None
+    old_values = baseline | {'model.kv_heads': baseline['model.kv_heads'] or baseline['model.heads']}
+    new_values = flatten_dict(dataclasses.asdict(spec))
+    shown_values = new_values | {'model.kv_heads': spec.model.num_kv_heads}
     changes = {
-        path: f'{path} {format_value(baseline.get(path))} -> {format_value(value)}'
-        for path, value in flatten_dict(dataclasses.asdict(spec)).items()
+        path: f'{path} {format_value(old_values.get(path))} -> {format_value(shown_values[path])}'
+        for path, value in new_values.items()
         if path not in ('seed', 'data.seed') and baseline.get(path) != value
     }
     similarity, normalizer = 'model.attention.similarity', 'model.attention.normalizer'
     if similarity in changes and normalizer not in changes:
         changes[similarity] += f', {normalizer} stays {baseline[normalizer]}'
+    if (offset := 'model.attention.offset') in changes:
+        changes[offset] += ' (times log T)'
     return f'at size {size}: {"; ".join(changes.values()) or "equal to the baseline"}'
 
 
@@ -159,7 +166,7 @@ def parse_overrides(arguments: Iterable[str]) -> dict[str, str]:
     """
     overrides: dict[str, str] = {}
     for path, value in map(parse_override, arguments):
-        if path != 'model.attention':
+        if path != OPERATION_FIELD:
             overrides[path] = value
         elif similarity := SIMILARITIES_BY_NAME.get(value):
             overrides['model.attention.similarity'] = similarity
@@ -178,8 +185,7 @@ def parse_override(argument: str) -> tuple[str, str]:
         raise UserError(
             f'{argument} is unknown; write overrides as --config.optimizer.steps=100; for other options see --help'
         )
-    path = name.removeprefix('--config.').replace('model.columns.', 'model.learned_kv.')  # its earlier name
-    return path, value
+    return name.removeprefix('--config.'), value
 
 
 def apply_overrides(config: Any, override_args: list[str]) -> dict[str, str]:
@@ -196,7 +202,7 @@ def apply_overrides(config: Any, override_args: list[str]) -> dict[str, str]:
     for path, text in overrides.items():
         try:
             if path not in field_types:
-                closest = find_closest_name(path, field_types)
+                closest = find_closest_name(path, [*field_types, OPERATION_FIELD])
                 suggestion = closest and f'config.{closest}'
                 raise UserError(format_unknown_name(f'config.{path}', path, field_types, suggestion=suggestion))
             value = parse_value(f'config.{path}', text, field_types[path], from_text=True)
@@ -223,6 +229,11 @@ def build_config(module: Any, config_path: str, size: str | None) -> Any:
         raise UserError(f'{flags}: {format_config_error(error, module.__file__)}') from error
 
 
+def get_row_name(module: Any, name: str) -> str:
+    """Return the name of a row that is given by its name or an alias (table() in configs/table.py)."""
+    return getattr(module.get_config, 'aliases', {}).get(name, name)
+
+
 def get_row_info(module: Any, file: str, row: str, values: dict[str, Any]) -> dict:
     """Return the file of a row, its name, its diff, its published numbers and their source.
 
@@ -232,6 +243,7 @@ def get_row_info(module: Any, file: str, row: str, values: dict[str, Any]) -> di
         row: The name of the row.
         values: The flattened config of the row, whose values the diff then has; values that it lacks are text.
     """
+    row = get_row_name(module, row)
     info = dict(config=file, row=row, diff={}, published={}, source='') | getattr(module, 'ROWS', {}).get(row, {})
     return info | dict(diff={path: values.get(path, str(value)) for path, value in info['diff'].items()})
 
@@ -254,16 +266,41 @@ def load_config_module(file: str, required_name: str = 'get_config') -> Any:
         raise UserError(
             format_unknown_name(f'--config={file}', file, list_config_files(), 'give your own .py file, or one of')
         )
+    module = run_file(f'--config={file}', path)
+    if not hasattr(module, required_name):
+        raise UserError(f'--config={file} defines no {required_name}; for an example see {EXAMPLES[required_name]}')
+    check_tables(module, file)
+    return module
+
+
+def run_file(flag: str, path: Path) -> types.ModuleType:
+    """Run a Python file that a flag names; return its module."""
     module = types.ModuleType(path.stem)
     module.__file__ = str(path)
     try:
         exec(compile(path.read_bytes(), path, 'exec'), module.__dict__)  # not imported: no bytecode of an older text
     except Exception as error:
-        raise UserError(f'--config={file} does not run: {format_config_error(error, path)}') from error
-    if not hasattr(module, required_name):
-        raise UserError(f'--config={file} defines no {required_name}; for an example see {EXAMPLES[required_name]}')
-    check_tables(module, file)
+        raise UserError(f'{flag} does not run: {format_config_error(error, path)}') from error
     return module
+
+
+def load_metric_file(file: str) -> None:
+    """Run the file of --metric, which registers metrics or FFN activations.
+
+    Raises:
+        UserError: There is no such file, it raised an exception, or nothing has been registered.
+    """
+    if not Path(file).is_file():
+        raise UserError(f'--metric={file} is no file; give a Python file that calls register_metric')
+    run_file(f'--metric={file}', Path(file))
+    if not PLACES:
+        raise UserError(f'--metric={file} registers nothing; call register_metric or register_ffn_activation in it')
+
+
+def format_metric_option(args: argparse.Namespace) -> list[str]:
+    """Return --metric=FILE for another command: the file of --metric, or the config file if it registers."""
+    file = args.metric or (PLACES and split_config_path(args.config or '')[0])
+    return [f'--metric={file}'] if file else []
 
 
 def check_tables(module: Any, file: str) -> None:
@@ -274,6 +311,8 @@ def check_tables(module: Any, file: str) -> None:
         msgspec.convert(rows, dict[str, Any])
         for row, row_info in rows.items():
             place = f'row {row}'
+            if ',' in row:
+                raise UserError(f'{file}: {place}: a comma separates rows in --rows; rename it')
             for name, value in msgspec.convert(row_info, Row).published.items():
                 if value is not True:  # as in fails=True
                     parse_value(f'{file}: {place}: published {name}', value, FiniteFloat)

@@ -9,6 +9,7 @@ from typing import Literal, get_args
 
 from sinklab.cli.flag_types import add_options, positive_int
 from sinklab.config.spec import SAVEABLE_ACTIVATIONS, BackendName, Layout, parse_saved_activations
+from sinklab.errors import UserError
 
 # XLA's fastest compilation: it halves the time of a start, and steps take twice as long or more.
 FAST_COMPILE_FLAGS = (
@@ -85,6 +86,8 @@ def set_compilation_cache(folder: str | None) -> None:
     if not folder:
         key = hashlib.sha256(make_processor_key().encode()).hexdigest()[:8]
         folder = str(get_cache_dir() / 'programs' / key)
+    if os.path.isfile(folder):
+        raise UserError(f'--compiled={folder} is a file; give a folder, or none')
     jax.config.update('jax_enable_compilation_cache', folder != 'none')
     if folder != 'none':
         jax.config.update('jax_compilation_cache_dir', folder)

@@ -8,7 +8,6 @@ import re
 import signal
 import sys
 from collections.abc import Container, Sequence
-from itertools import takewhile
 from types import ModuleType
 from typing import Any, NoReturn
 
@@ -35,10 +34,11 @@ COMMANDS = {
 }
 EPILOG = """example:
   sinklab rows --config=configs/quickstart.py
-  sinklab sweep --config=configs/quickstart.py --rows=softmax,sigmoid_apple --workdir=runs/quickstart --report
+  sinklab sweep --config=configs/quickstart.py --rows=softmax,sigmoid_minus_log_t --workdir=runs/quickstart --report
   sinklab train --config=configs/quickstart.py:softmax --workdir=runs/softmax
   sinklab measure runs/softmax
   sinklab VERB --help  # options and examples of a verb"""
+METRIC_HELP = 'a Python file of your own that registers metrics or FFN activations, such as mine.py'
 OVERRIDE_COMMANDS = 'train', 'compile', 'sweep', 'claims'  # commands that take --config.PATH=VALUE
 
 
@@ -47,24 +47,10 @@ class CommandParser(argparse.ArgumentParser):
 
     def __init__(self, **kwargs: Any):
         super().__init__(**kwargs, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False)
-        self.has_subcommands = False
         self.set_defaults(parser=self)  # a parsed command line has that of its subcommand
 
     def list_options(self) -> list[str]:
         return re.findall(r'^  (?:-\w, )?(--[\w-]+)', self.format_help(), re.MULTILINE)
-
-    def add_subparsers(self, **kwargs: Any) -> Any:
-        self.has_subcommands = True
-        return super().add_subparsers(**kwargs)
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        words = list(takewhile(lambda word: word != '--', args))
-        if not self.has_subcommands and not {'-h', '--help'} & {*words}:
-            # Before argparse reports what is missing. As in argparse, a word with a space is a value.
-            options = [word for word in words if word.startswith('--') and ' ' not in word]
-            known = self.list_options()
-            self.refuse_unknown([option for option in options if option.partition('=')[0] not in known])
-        return super().parse_known_args(args, namespace)
 
     def refuse_unknown(self, words: Sequence[str]) -> None:
         """Raise UserError for words that are no override --config.PATH=VALUE of a command that takes overrides."""
@@ -86,7 +72,8 @@ class CommandParser(argparse.ArgumentParser):
 
             fields = get_field_types()
             exact = [f'--config.{field}' for field in fields if option[2:] in (field, field.rpartition('.')[2])]
-        matches = exact or difflib.get_close_matches(option, options, 1, 0.75)
+        matches = difflib.get_close_matches(option, options, 1, 0.9) or sorted(exact, key=len)
+        matches = matches or difflib.get_close_matches(option, options, 1, 0.75)
         return f'; did you mean {matches[0]}?' if matches else ''
 
     def error(self, message: str) -> NoReturn:
@@ -104,6 +91,8 @@ def build_parser(commands: Container[str | None] = COMMANDS) -> CommandParser:
             module = import_command(name)
             subparser.epilog = module.__doc__.partition('\n')[2].strip('\n')
             module.add_arguments(subparser)
+            if name not in ('prepare', 'checkpoint'):
+                subparser.add_argument('--metric', metavar='FILE', help=METRIC_HELP)
     return root_parser
 
 
@@ -121,6 +110,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         args, extra_args = build_parser([command]).parse_known_args(words)
         args.parser.refuse_unknown(extra_args)
+        if getattr(args, 'metric', None):
+            from sinklab.cli.config_flags import load_metric_file
+
+            load_metric_file(args.metric)
         return import_command(args.command).run(args, extra_args)
     except KeyboardInterrupt:
         print(f'sinklab {command}: stopped', file=sys.stderr, flush=True)

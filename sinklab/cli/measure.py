@@ -19,7 +19,7 @@ from sinklab.cli.flag_types import add_options
 from sinklab.config.spec import DtypeName
 from sinklab.errors import UserError
 from sinklab.metrics.emergence import merge_emergence
-from sinklab.metrics.registry import find_metric_info
+from sinklab.metrics.registry import METRIC_INFOS, find_metric_info
 from sinklab.report.summary_table import format_legend
 from sinklab.storage.files import list_entries, open_writable_folder
 from sinklab.storage.paths import parse_path
@@ -37,12 +37,15 @@ PRINTED_METRICS = (
     'entropy/row',
     'contribution/1',
     'qk/cos/difference',
+    'induction_score',
+    'induction_score/max',
+    'gradient_sink_ratio',
 )
-SHARED_FIELDS = 'source', 'sequences', 'length', 'seed', 'keys', 'positions', 'loss'
+SHARED_FIELDS = 'source', 'sequences', 'length', 'seed', 'keys', 'positions', 'loss', 'gradients'
 
 
 OPTIONS = {
-    'inputs': (str, 'KIND,...', 'kinds of inputs: natural, random, repeated (default: natural)'),
+    'inputs': (str, 'KIND,...', 'kinds of inputs: natural, random, repeated, induction (default: natural)'),
     'source': (str, 'SOURCE', "texts, such as 'text:corpus/*.txt' (default: those of the run, or stdlib)"),
     'sequences': (int, 'N', 'number of texts (default: as in the probes of the run, or 100)'),
     'length': (int, 'T', 'tokens of each text (default: as in the probes of the run, or 64)'),
@@ -50,6 +53,7 @@ OPTIONS = {
     'eps': (str, 'E,...', 'thresholds on alpha for --lengths, such as 0.2,0.3 (default: 0.3)'),
     'keys': (int, 'K', 'measure the sinks of the first K tokens (default: as in the probes of the run, or 10)'),
     'seed': (int, 'N', 'seed of random and repeated inputs (default: 0)'),
+    'quantize': (str, 'BITS,...', 'also the loss of a run with weights and activations of so many bits, such as 8,4'),
     'positions': (str, 'KIND:K', 'replace:K gives token 1 the position of token K, and swap:K exchanges both'),
     'bos': (get_args(BosMode), 'MODE', 'BOS before each text: auto (as in training), none or force (default: auto)'),
     'dtype': (get_args(DtypeName), 'DTYPE', 'dtype to compute in (default: that of the run, or float32)'),
@@ -60,8 +64,9 @@ OPTIONS = {
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_argument(parser)
     add_options(parser, OPTIONS)
-    parser.set_defaults(inputs='natural', lengths='', eps='', seed=0, bos='auto')
+    parser.set_defaults(inputs='natural', lengths='', eps='', quantize='', seed=0, bos='auto')
     parser.add_argument('--loss', action='store_true', help='also measure the loss of these texts')
+    parser.add_argument('--gradients', action='store_true', help='also measure the gradient-sink ratio of a run')
     parser.add_argument(
         '--all', action='store_true', help='measure every checkpoint of a run, and say when its sink emerges'
     )
@@ -122,7 +127,8 @@ def parse_request(args: argparse.Namespace) -> 'MeasureRequest':
     fields = {name: getattr(args, name) for name in SHARED_FIELDS} | (
         dict(thresholds=thresholds) if thresholds else {}
     )
-    return MeasureRequest(inputs=kinds, lengths=lengths, **fields)
+    quantize = parse_list('--quantize', args.quantize, int)
+    return MeasureRequest(inputs=kinds, lengths=lengths, quantize=quantize, **fields)
 
 
 def parse_list(option: str, text: str, element_type: Callable) -> tuple:
@@ -134,11 +140,11 @@ def parse_list(option: str, text: str, element_type: Callable) -> tuple:
 
 def print_measurements(reports: list[dict]) -> None:
     """Print measurements: a line for each metric of a single model, or a line for each of several models."""
-    from sinklab.analysis.measure import LOSS_INFO
-
     names = dict.fromkeys(name for report in reports for values in report['inputs'].values() for name in values)
-    infos = [info for info in (*map(find_metric_info, PRINTED_METRICS), LOSS_INFO) if info.name in names]
-    infos += [find_metric_info(name) for name in names if name.startswith('sink/1/T')]
+    main_names = dict.fromkeys([*PRINTED_METRICS, *(info.name for info in METRIC_INFOS if info.in_table)])
+    printed_names = [name for name in main_names if name in names]
+    printed_names += [name for name in names if name.startswith(('loss', 'sink/1/T'))]
+    infos = list(map(find_metric_info, printed_names))
     headings = ['model', 'inputs', *(info.label for info in infos), 'published Sink_1']
     rows = []
     for report in reports:
@@ -177,5 +183,5 @@ def print_emergence(series: dict[str, dict]) -> None:
             print(f'{name}: no sink has emerged')
             continue
         heads = ', '.join(f'layer {layer} head {head} (step {step})' for step, layer, head in entry['heads'][:3])
-        heads_text = f'first heads with a mean alpha_1 above 0.3: {heads or "none"}'
+        heads_text = f'first heads, from 0, with a mean alpha_1 above 0.3: {heads or "none"}'
         print(f'{name}: Sink_1 {merge_emergence([entry["emergence"]]).format_sentence()}; {heads_text}')

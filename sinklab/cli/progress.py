@@ -9,8 +9,13 @@ import datetime
 import math
 import threading
 import time
+from collections.abc import Callable, Iterable, Sequence
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
+from rich.console import RenderableType
+from rich.constrain import Constrain
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
+from rich.table import Column
+from rich.text import Text
 
 from sinklab.cli import terminal
 from sinklab.errors import print_status
@@ -41,31 +46,61 @@ def format_metrics(metrics: dict, shows_speed: bool = True) -> str:
     return '  '.join(texts)
 
 
+def format_seconds(seconds: float) -> str:
+    return str(datetime.timedelta(seconds=round(seconds))).removeprefix('0:')
+
+
+class StatusColumn(ProgressColumn):
+    """Column with a text that each refresh of the bars formats anew, because it contains times."""
+
+    def __init__(self, format_status: Callable[[Task], str]):
+        super().__init__(Column(no_wrap=True))
+        self.format_status = format_status
+
+    def render(self, task: Task) -> Text:
+        return Text(self.format_status(task))
+
+
+class Bars(Progress):
+    """Bars that leave the last columns of the terminal free, where it shows ^C."""
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        table = self.make_tasks_table(self.tasks)
+        yield Constrain(table, self.console.width - 2) if self.tasks else table  # there is no console in __init__
+
+
 class ProgressDisplay:
     """Progress display of runs; as a context manager it shows the bars, and removes them at the end.
 
     Args:
         console: The console to print to.
         suppressed_errors: Errors of printing that are suppressed.
+        auto_refresh: Whether a thread refreshes the bars; with it, lines of several threads may leave a bar behind.
     """
 
-    def __init__(self, console: terminal.Console, suppressed_errors: tuple[type[Exception], ...] = (OSError,)):
+    def __init__(
+        self,
+        console: terminal.Console,
+        suppressed_errors: tuple[type[Exception], ...] = (OSError,),
+        auto_refresh: bool = True,
+    ):
         self.console = console
         self.suppressed_errors = suppressed_errors
         self.is_live = terminal.is_live(console)
-        self.bars = Progress(
+        self.bars = Bars(
             TextColumn('{task.description}', markup=False),
-            BarColumn(bar_width=16),
-            MofNCompleteColumn(),
-            TextColumn('{task.fields[text]}', markup=False),
-            TimeRemainingColumn(compact=True),
+            BarColumn(None),  # it takes what the other columns leave
+            MofNCompleteColumn(table_column=Column(no_wrap=True)),
+            StatusColumn(lambda task: self.format_status(task, console.width >= WIDE_CONSOLE)),
             console=console,
             transient=True,
             disable=not self.is_live,
+            auto_refresh=auto_refresh,
             speed_estimate_period=SPEED_SECONDS,
         )
-        self.metrics: dict[TaskID, dict] = {}  # the newest value of each metric of a run
-        self.print_times: dict[TaskID, float] = {}
+        self.all_runs: Task | None = None
+        self.done_steps = 0
+        self.end_time = math.inf  # the estimated end of all runs
 
     def __enter__(self) -> 'ProgressDisplay':
         with contextlib.suppress(*self.suppressed_errors):
@@ -78,42 +113,84 @@ class ProgressDisplay:
 
     def add(self, name: str, steps: int) -> TaskID:
         """Add a run to the display, and return the key for its updates."""
-        key = self.bars.add_task(name, total=steps, text='starting')
-        self.metrics[key] = {}
-        self.print_times[key] = 0.0
-        return key
+        fields = dict(metrics={}, print_time=0.0, phase='starting', phase_time=time.monotonic(), first_step=0)
+        return self.bars.add_task(name, total=steps, **fields)
+
+    def add_all_runs(self, steps: int, done_steps: int = 0) -> None:
+        """Add a bar of all runs, with the sum of their steps, and of the steps of runs that were done before."""
+        self.done_steps = done_steps
+        self.bars.add_task('all runs', total=steps, completed=done_steps)
+        self.all_runs = self.bars.tasks[-1]
+
+    def set_phase(self, key: TaskID, phase: str) -> None:
+        """Show what a run does until its first step ends."""
+        self.bars.update(key, phase=phase, phase_time=time.monotonic())
+
+    def begin(self, key: TaskID, step: int) -> None:
+        """Show that an attempt begins after a step."""
+        self.set_phase(key, 'compiling')
+        self.bars.update(key, completed=step, first_step=step, metrics={})
 
     def update(self, key: TaskID, *records: dict) -> None:
         """Show the last of these records of a run, and the newest value of each metric in them."""
-        metrics = self.metrics[key]
-        for record in records:
-            metrics |= record
-        text = format_metrics(metrics, self.console.width >= WIDE_CONSOLE) if LOSS_METRIC in metrics else 'compiling'
-        self.bars.update(key, completed=metrics['step'], text=text)
-        is_due = self.bars.tasks[key].finished or time.monotonic() - self.print_times[key] > LOG_SECONDS
-        if not self.is_live and is_due:
-            self.print_metrics(key)
-
-    def print_metrics(self, key: TaskID) -> None:
-        """Print the newest metrics of a run in one line."""
-        self.print_times[key] = time.monotonic()
         task = self.bars.tasks[key]
-        remaining = datetime.timedelta(seconds=round(task.time_remaining or 0))
-        suffix = f'  {remaining} left' if remaining else ''
-        steps = f'step {task.completed}/{task.total}'
-        self.print_line(f'{task.description}  {steps}  {format_metrics(self.metrics[key])}{suffix}')
+        for record in records:
+            task.fields['metrics'] |= record
+        if LOSS_METRIC not in task.fields['metrics']:
+            self.set_phase(key, 'first step')
+        self.bars.update(key, completed=records[-1]['step'])
+        if self.all_runs:
+            self.count_steps(self.all_runs)
+        is_due = task.finished or time.monotonic() - task.fields['print_time'] > LOG_SECONDS
+        if not self.is_live and is_due:
+            self.print_metrics(task)
+
+    def count_steps(self, all_runs: Task) -> None:
+        """Sum the steps of all runs, and estimate their end from the time since the start of the display."""
+        runs = [task for task in self.bars.tasks if 'metrics' in task.fields]
+        self.bars.update(all_runs.id, completed=self.done_steps + sum(run.completed for run in runs))
+        new_steps = sum(run.completed - run.fields['first_step'] for run in runs)
+        if new_steps > 0:
+            self.end_time = time.monotonic() + all_runs.elapsed * all_runs.remaining / new_steps
+
+    def format_status(self, task: Task, shows_speed: bool = True) -> str:
+        """Format the newest metrics of a run, or what it does before, and the remaining time."""
+        metrics = task.fields.get('metrics')
+        seconds = self.end_time - time.monotonic() if metrics is None else task.time_remaining or 0
+        remaining = f'{format_seconds(seconds)} left' if 0 < seconds < math.inf else ''
+        if metrics is None:
+            return remaining
+        phase = ''
+        if self.is_live and LOSS_METRIC not in metrics:
+            phase = f'{task.fields["phase"]} {format_seconds(time.monotonic() - task.fields["phase_time"])}'
+        return '  '.join(filter(None, [format_metrics(metrics, shows_speed), phase, remaining]))
+
+    def print_metrics(self, task: Task) -> None:
+        """Print the newest metrics of a run in one line."""
+        task.fields['print_time'] = time.monotonic()
+        self.print_line(f'{self.format_steps(task)}  {self.format_status(task)}'.rstrip())
+
+    def format_steps(self, task: Task) -> str:
+        return f'{task.description}  step {task.completed:.0f}/{task.total:.0f}'
 
     def end(self, key: TaskID, outcome: str) -> None:
         """Remove the bar of a run that has ended, and print its newest metrics and its outcome."""
-        if self.is_live:
-            self.print_metrics(key)
+        task = self.bars.tasks[key]
+        if self.is_live and task.fields['metrics']:
+            self.print_line(f'{self.format_steps(task)}  {format_metrics(task.fields["metrics"])}'.rstrip())
         self.bars.update(key, visible=False)
-        self.print_line(f'{self.bars.tasks[key].description}  {outcome}')
+        line = f'{task.description}  {outcome}'
+        if self.all_runs:
+            self.bars.update(self.all_runs.id, total=self.all_runs.total - task.remaining)  # steps that do not come
+            self.count_steps(self.all_runs)
+            if not self.is_live:
+                line += f'  ({self.format_steps(self.all_runs)}  {self.format_status(self.all_runs)}'.rstrip() + ')'
+        self.print_line(line)
 
     def print_line(self, text: str) -> None:
         """Print a line above the bars."""
         with contextlib.suppress(*self.suppressed_errors):
-            self.console.print(text, soft_wrap=True)
+            terminal.print_wrapped(text, self.console)
 
 
 class ProgressCallback(Callback):
@@ -123,13 +200,13 @@ class ProgressCallback(Callback):
         display: The display, which may show other runs, too.
         name: The name of the run.
         num_steps: The number of steps of the run.
-        row_description: The fields that the row changes at its size, in one line.
+        descriptions: Lines about the run, to print when training begins.
     """
 
-    def __init__(self, display: ProgressDisplay, name: str, num_steps: int, row_description: str | None = None):
+    def __init__(self, display: ProgressDisplay, name: str, num_steps: int, descriptions: Sequence[str] = ()):
         self.display = display
         self.name = name
-        self.row_description = row_description
+        self.descriptions = descriptions
         self.key = display.add(name, num_steps)
 
     def on_record(self, record: dict, written: bool) -> None:
@@ -139,9 +216,9 @@ class ProgressCallback(Callback):
         self.display.print_line(f'{self.name}  {line}')
 
     def on_train_begin(self, step: int, attention: str, changes: list[str]) -> None:
-        if self.row_description:
-            self.on_message(self.row_description)
-        self.on_message(f'attention: {attention}')
+        self.display.begin(self.key, step)
+        for line in [*self.descriptions, f'attention: {attention}']:
+            self.on_message(line)
         if changes:
             self.on_message(f'since step {step}: {"; ".join(changes)}')
         elif step:
@@ -176,6 +253,11 @@ class RunFollower(ProgressCallback):
         """Return whether it is time for the next poll; a bucket is read seldom, where files are read whole."""
         return time.monotonic() > self.poll_time + (REMOTE_POLL_SECONDS if is_remote(self.run_dir.path) else 0)
 
+    def skip(self) -> None:
+        """Leave out what the folder has already, of earlier attempts."""
+        self.num_attempts = len(self.run_dir.read_environment().get('attempts', []))
+        self.num_lines = len(self.run_dir.read_metric_lines())
+
     def poll(self) -> None:
         """Show a new attempt and new records; at first, the newest Sink_1 and the newest record."""
         self.poll_time = time.monotonic()
@@ -185,6 +267,8 @@ class RunFollower(ProgressCallback):
             self.on_train_begin(*summarize_newest_attempt(self.run_dir, attempts))
         records = self.run_dir.read_metric_lines()
         if self.num_lines is None:
+            if records:
+                self.display.begin(self.key, records[-1]['step'])  # what came before does not count in estimates
             new_records = [record for record in records[:-1] if HEADLINE_METRIC.name in record][-1:] + records[-1:]
         else:
             new_records = records[self.num_lines :]
@@ -194,17 +278,22 @@ class RunFollower(ProgressCallback):
 
 
 class SweepDisplay(ProgressDisplay):
-    """Progress display of the running runs of a sweep."""
+    """Progress display of the runs of a sweep; runs with an outcome, which are not trained again, count as done."""
 
-    def __init__(self) -> None:
-        super().__init__(terminal.make_console(stderr=True))
+    def __init__(self, runs: Sequence[SweepRun]) -> None:
+        super().__init__(terminal.make_console(stderr=True), auto_refresh=False)
+        self.add_all_runs(
+            sum(run.spec.optimizer.steps for run in runs),
+            sum(run.spec.optimizer.steps for run in runs if run.outcome != 'to do'),
+        )
         self.followers: dict[int, RunFollower] = {}
-        self.lock = threading.Lock()
+        self.lock = threading.RLock()
 
     def on_run_begin(self, label: str, run: SweepRun) -> None:
-        self.print_line(label)
-        follower = RunFollower(self, str(run), run.spec.optimizer.steps, run.run_dir)
         with self.lock:
+            self.print_line(label)
+            follower = RunFollower(self, str(run), run.spec.optimizer.steps, run.run_dir)
+            self.suppress_read_errors(follower.skip)
             self.followers[id(run)] = follower
 
     def poll(self) -> None:
@@ -212,12 +301,18 @@ class SweepDisplay(ProgressDisplay):
         with self.lock:
             for follower in self.followers.values():
                 if follower.is_due():
-                    self.show(follower)
+                    self.suppress_read_errors(follower.poll)
+            with contextlib.suppress(*self.suppressed_errors):
+                self.bars.refresh()
 
-    def show(self, follower: RunFollower) -> None:
-        """Show what a run has written; the run itself tells about a folder that cannot be read."""
+    def print_line(self, text: str) -> None:
+        with self.lock:
+            super().print_line(text)
+
+    def suppress_read_errors(self, read: Callable[[], None]) -> None:
+        """Read the folder of a run; the run itself tells about a folder that cannot be read."""
         try:
-            follower.poll()
+            read()
         except Exception as error:
             if not is_storage_error(error) and not isinstance(error, DamagedFileError):
                 raise
@@ -229,10 +324,10 @@ class SweepDisplay(ProgressDisplay):
             self.print_line(f'{run}: {text}')
 
     def on_run_end(self, run: SweepRun) -> None:
-        with self.lock:
-            follower = self.followers.pop(id(run))
-            self.show(follower)
         is_stopped = run.outcome == 'to do'
         message = run.read_last_outcome().get('message') if is_stopped else run.reason
         outcome = 'stopped' if is_stopped else run.outcome
-        self.end(follower.key, f'{outcome}: {message}' if message else outcome)
+        with self.lock:
+            follower = self.followers.pop(id(run))
+            self.suppress_read_errors(follower.poll)
+            self.end(follower.key, f'{outcome}: {message}' if message else outcome)

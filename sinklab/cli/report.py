@@ -32,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         'runs',
         nargs='+',
         metavar='DIR',
-        help='run folders, or the folder of a sweep or of claims, such as runs/sweep',
+        help='folders of runs, sweeps or claims, such as runs/sweep, or one that contains them',
     )
     parser.add_argument(
         '--out', metavar='DIR', help='folder for report.html (default: the one that contains all runs)'
@@ -45,7 +45,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, extra_args: list[str]) -> int:
     from sinklab.report import runs
 
-    paths = [path for pattern in args.runs for path in find_runs(pattern)]
+    patterns = [
+        pattern for pattern in args.runs if is_remote(pattern) or not parse_path(pattern).is_file()
+    ]  # as in runs/sweep/*
+    paths = [path for pattern in patterns or args.runs for path in find_runs(pattern)]
     loaded_runs = runs.read_runs(list(map(str, paths)))
     out_dir = parse_path(args.out) if args.out else choose_report_dir(paths)
     report_path = write_report(out_dir, loaded_runs, [kind for kind in PICTURE_KINDS if getattr(args, kind)])
@@ -62,15 +65,17 @@ def find_runs(pattern: str) -> list[Path]:
     """Find the run folders that an argument stands for.
 
     Args:
-        pattern: A run folder, the folder of a sweep or of claims, or a glob pattern of run folders in a bucket, which
-            the shell has not expanded.
+        pattern: A run folder, the folder of a sweep or of claims, a folder that contains some of these, or a glob
+            pattern of run folders in a bucket, which the shell has not expanded.
 
     Raises:
         UserError: A pattern matches no run.
     """
     if not (is_remote(pattern) and glob.has_magic(pattern)):
         path = parse_path(pattern)
-        return list_sweep_runs(path) or results.list_run_dirs(path) or [path]
+        listed_paths = list_sweep_runs(path) or results.list_run_dirs(path)
+        found = (sorted(file.parent for file in path.glob(f'{depth}row.json')) for depth in ('', '*/', '*/*/'))
+        return listed_paths or next(filter(None, found), [path])
     parent = re.findall(r'[^*?[]*/', pattern)[0]
     configs = parse_path(parent).glob(f'{pattern[len(parent) :].rstrip("/")}/config.json')
     if not (run_paths := sorted(path.parent for path in configs)):
@@ -115,11 +120,12 @@ def write_report(out_dir: Path, runs: list, kinds: Sequence[str] = ()) -> Path:
 
 def print_runs(rows: list[dict]) -> None:
     """Print the table of runs, without the columns that are empty for all of them."""
-    columns = zip(summary_table.RUN_HEADINGS, *map(summary_table.format_run_cells, rows), strict=True)
+    columns = zip(summary_table.list_run_headings(), *map(summary_table.format_run_cells, rows), strict=True)
     headings, *lines = zip(*(column for column in columns if {*column[1:]} != {'-'}), strict=True)
     console = terminal.make_console(width=200)
     terminal.print_table(console, headings, lines)
-    terminal.print_wrapped(f'{summary_table.format_legend(headings)}.')
+    if legend := summary_table.format_legend(headings):
+        terminal.print_wrapped(f'{legend}.')
     for row in rows:
         for note in row['notes']:
             print(f'{row["run"]}: {note}')

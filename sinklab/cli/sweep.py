@@ -7,7 +7,7 @@ rows, such as --config.optimizer.steps=500.
 
 example:
   sinklab sweep --config=configs/quickstart.py --seeds=3 --workdir=runs/sweep
-  sinklab sweep --config=configs/quickstart.py --rows=softmax,sigmoid_apple --jobs=2 --workdir=runs/two --report
+  sinklab sweep --config=configs/quickstart.py --rows=softmax,sigmoid_minus_log_t --jobs=2 --workdir=runs/two --report
 """
 
 import argparse
@@ -35,7 +35,7 @@ from sinklab.sweep.run import run_sweep
 
 LEFT_COLUMNS = 'row', 'end', 'claim', 'statement', 'source', 'verdict'
 WRAP_COLUMNS = 'end', 'statement', 'source', 'verdict'  # columns that are wrapped on a narrow terminal
-ROWS_OPTION = str, 'ROW,...', 'only these rows, such as softmax,sigmoid_apple; the first is the baseline'
+ROWS_OPTION = str, 'ROW,...', 'only these rows, such as softmax,sigmoid; the first is the baseline'
 SEEDS_OPTION = str, 'N | SEED,...', f'{SEEDS_HELP} (default: %(default)s)'
 JOBS_OPTION = positive_int, 'N', 'train N runs at once, each on its share of the cores, such as 2 (default: 1)'
 
@@ -79,14 +79,15 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
     def make_command(run: SweepRun) -> list[str]:
         return make_train_command(f'{args.config}:{run.row}', run, options)
 
-    options = [*format_options(args, [*layout_flags.OPTIONS, 'size', 'compiled']), *extra_args]
+    options = [*format_options(args, [*layout_flags.OPTIONS, 'size', 'compiled', 'metric']), *extra_args]
     with hold_folder(RunDir(args.workdir).path) as check_owner:
         runs = plan.plan_runs(rows, seeds, args.workdir, load_row, layout)
+        write_table(args, extra_args, runs)  # so that other commands find the runs
+        display = SweepDisplay(runs)
         for run in runs[: len(rows)]:
             if changes := config_flags.describe_changes(module, run.spec, run.row_info['size']):
-                print_status(f'sinklab sweep: {run.row} {changes}')
-        write_table(args, extra_args, runs)  # so that other commands find the runs
-        with SweepDisplay() as display:
+                terminal.print_wrapped(f'sinklab sweep: {run.row} {changes}', display.console)
+        with display:
             stop_signal = run_sweep(runs, make_command, display, check_owner, args.jobs)
         check_owner()
         print_summary(args, write_table(args, extra_args, runs), stop_signal)
@@ -124,9 +125,12 @@ def select_rows(args: argparse.Namespace) -> tuple[Any, list[str]]:
     table = getattr(module, 'ROWS', {})
     if not table:
         raise UserError(f'--config={file} has no rows; sinklab rows lists the files that have rows')
-    names = list(table) if args.rows is None else args.rows.split(',')
+    given_names = list(table) if args.rows is None else args.rows.split(',')
+    names = [config_flags.get_row_name(module, name) for name in given_names]
     for name in names:
-        if name not in table or names.count(name) > 1:
+        if names.count(name) > 1:
+            raise UserError(f'--rows={args.rows} names {name!r} twice; name each row once')
+        if name not in table:
             raise UserError(format_unknown_name(f'--rows={args.rows}: row {name!r}', name, table, f'rows of {file}'))
     return module, names
 
@@ -149,7 +153,7 @@ def write_table(args: argparse.Namespace, extra_args: list[str], runs: list[Swee
         done_runs = [run for run in row_runs if run.outcome == 'done']
         row_results.append(
             sweep_table.RowResult(
-                row_runs[0].row_info | dict(overrides=overrides),
+                row_runs[0].row_info | dict(overrides=overrides, steps=row_runs[0].spec.optimizer.steps),
                 outcomes={run.seed: run.outcome for run in row_runs},
                 reasons={run.seed: run.reason for run in row_runs if run.reason},
                 metrics_by_seed={run.seed: sweep_table.read_last_metrics(run.run_dir) for run in done_runs},
@@ -178,7 +182,8 @@ def print_summary(args: argparse.Namespace, rows: list[dict], stop_signal: int |
         if page_path:
             print(f'page: {page_path}')
         else:
-            print_status(f'For a report with plots: {shlex.join(["sinklab", "report", args.workdir])}')
+            command = ['sinklab', 'report', args.workdir, *config_flags.format_metric_option(args)]
+            print_status(f'For a report with plots: {shlex.join(command)}')
 
 
 def build_summary_table(rows: list[dict]) -> tuple[list[str], list[list[str]]]:

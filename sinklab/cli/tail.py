@@ -31,16 +31,19 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
     folder = parse_path(args.run)
     if not is_sweep(folder):
         read_spec(RunDir(folder))  # raises if the folder holds no run
-    with contextlib.suppress(KeyboardInterrupt), ProgressDisplay(terminal.make_console(), ()) as display:
+    with contextlib.suppress(KeyboardInterrupt), ProgressDisplay(terminal.make_console(), (), False) as display:
         follow_runs(folder, display)
     return 0
 
 
 def follow_runs(folder: Path, display: ProgressDisplay) -> None:
-    """Show the runs of a folder, and how each has ended, until no process works on the folder.
+    """Show the runs of a folder, and how each has ended, until no process works on the folder or on a run.
 
     In a bucket nothing tells whether a sweep has been stopped: then the user ends it.
     """
+    if is_sweep(folder):
+        rows = RunDir(folder).read_json('sweep')
+        display.add_all_runs(sum(row.get('steps', 0) * len(row['seeds']) for row in rows))
     followers: dict[Path, RunFollower] = {}
     ended_paths: set[Path] = set()
     while True:
@@ -61,8 +64,9 @@ def follow_runs(folder: Path, display: ProgressDisplay) -> None:
             if is_ended:
                 ended_paths.add(path)
                 display.end(followers.pop(path).key, describe_outcome(RunDir(path)))
-        if is_over:
+        if is_over and not followers:
             return
+        display.bars.refresh()
         time.sleep(REMOTE_POLL_SECONDS if is_remote(folder) else POLL_SECONDS)
 
 

@@ -40,10 +40,10 @@ def is_live(console: Console) -> bool:
     return console.is_interactive and console.file.isatty()
 
 
-def print_wrapped(text: str) -> None:
-    """Print a text, wrapped between words on a terminal."""
-    console = make_console()
-    console.print(text, soft_wrap=not console.is_terminal)
+def print_wrapped(text: str, console: Console | None = None) -> None:
+    """Print a text, wrapped between words on a terminal; without a console, to standard output."""
+    console = console or make_console()
+    console.print(text, soft_wrap=not console.file.isatty())
 
 
 def print_table(
@@ -67,11 +67,15 @@ def print_table(
     wrap_columns = {headings[0], *wrap_columns}
     left_columns = {*wrap_columns, *left_columns}
     columns = [list(map(str, cells)) for cells in zip(headings, *rows, strict=True)]
+    widths = [COLUMN_GAP + max(cell_len(line) for cell in cells for line in cell.split('\n')) for cells in columns]
+    first_width = widths[0]
+    for index, heading in enumerate(headings):
+        if heading in wrap_columns:
+            widths[index] = min(widths[index], COLUMN_GAP + MIN_TEXT_WIDTH)
+    if sum(widths) > console.width:  # it needs several pieces, in which names may take a third
+        widths[0] = max(widths[0], min(first_width, COLUMN_GAP + console.width // 3))
     pieces: list[list[list[str]]] = []
-    for cells in columns:
-        width = COLUMN_GAP + max(cell_len(line) for cell in cells for line in cell.split('\n'))
-        if cells[0] in wrap_columns:
-            width = min(width, COLUMN_GAP + MIN_TEXT_WIDTH)
+    for cells, width in zip(columns, widths, strict=True):
         if not pieces:
             first_width = used_width = width
             pieces.append([])

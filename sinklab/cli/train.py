@@ -23,6 +23,7 @@ from sinklab.cli import config_flags, hf, layout_flags, process_flags, terminal
 from sinklab.cli.flag_types import add_options
 from sinklab.cli.progress import MessageCallback, ProgressCallback, ProgressDisplay
 from sinklab.config.differences import flatten_dict
+from sinklab.config.registration import PLACES
 from sinklab.config.spec import Layout, Spec, WarmStartTakes
 from sinklab.errors import UserError
 from sinklab.process_group import (
@@ -48,7 +49,7 @@ class RunRequest:
     parent: Any  # the WarmStart of --from; None without --from, or if the parent of an existing one is gone
     spec: Spec
     row: dict
-    description: str | None
+    descriptions: list[str]
     layout: Layout
     profile_steps: range
 
@@ -116,7 +117,7 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
         )
     if group.process_index == 0 and not args.quiet:
         try:
-            print_results(run_dir, row, run_dir.read_records())
+            print_results(run_dir, row, run_dir.read_records(), config_flags.format_metric_option(args))
             sys.stdout.flush()
         except OSError:
             terminal.discard_stdout()
@@ -147,7 +148,7 @@ def prepare_run(args: argparse.Namespace, extra_args: list[str], group: ProcessG
         takes, parent_dir, step = resolve_parent(from_flag, run_dir)
         if parent_dir.has_run():
             parent = WarmStart(parent_dir, step, read_spec(parent_dir), takes)
-    spec, row, description = load_requested_spec(args, extra_args, run_dir, parent)
+    spec, row, changes = load_requested_spec(args, extra_args, run_dir, parent)
     layout = layout_flags.parse_layout(args)
     device_mesh.split_cpu_devices(layout, group.process_count)
     layout_flags.set_fast_compile_flags(row['size'])
@@ -157,7 +158,7 @@ def prepare_run(args: argparse.Namespace, extra_args: list[str], group: ProcessG
         parent=parent,
         spec=spec,
         row=row,
-        description=description,
+        descriptions=[*filter(None, [changes])],
         layout=layout,
         profile_steps=parse_profile_steps(args.profile, run_dir, spec.optimizer.steps),
     )
@@ -234,12 +235,23 @@ def make_callbacks(args: argparse.Namespace, request: RunRequest, display: Progr
     callbacks: list[Callback] = [MessageCallback()]
     if not args.quiet:
         name = request.row['row'] or request.row['config']
-        callbacks = [ProgressCallback(display, name, request.spec.optimizer.steps, request.description)]
+        descriptions = [*request.descriptions, describe_size(request.spec)]
+        callbacks = [ProgressCallback(display, name, request.spec.optimizer.steps, descriptions)]
     if args.tensorboard:
         callbacks.append(TensorBoardCallback(request.run_dir))
     if args.wandb:
         callbacks.append(WandbCallback(request.run_dir))
     return callbacks
+
+
+def describe_size(spec: Spec) -> str:
+    """Describe the number of parameters, with and without embedding and head, and the tokens of a step."""
+    from sinklab.train import state
+
+    sizes = {name: leaf.size for name, leaf in state.flatten_by_name(state.make_abstract_model(spec)[1]).items()}
+    inner = sum(size for name, size in sizes.items() if not name.startswith(('embedding_VD', 'head_VD')))
+    tokens = spec.optimizer.batch_size * spec.data.length
+    return f'{sum(sizes.values()):,} parameters ({inner:,} without embeddings), {tokens:,} tokens per step'
 
 
 def collect_shared_settings(spec: Any, layout: Any, parent: Any) -> dict[str, Any]:
@@ -254,10 +266,10 @@ def collect_shared_settings(spec: Any, layout: Any, parent: Any) -> dict[str, An
     if spec.data.source.startswith('store:'):
         del config['config.data.source']
     settings = describe_code() | flatten_dict(dataclasses.asdict(layout), 'layout') | config
-    return settings | {'--from': parent and [parent.takes, parent.step]}
+    return settings | {'--from': parent and [parent.takes, parent.step], '--metric': sorted(PLACES)}
 
 
-def print_results(run_dir: RunDir, row: dict, records: list[dict]) -> None:
+def print_results(run_dir: RunDir, row: dict, records: list[dict], options: list[str]) -> None:
     """Print the results of a finished run: a table with a line for each metric, and the next command."""
     name = row['row'] or row['config']
     console = terminal.make_console(width=100)
@@ -268,4 +280,4 @@ def print_results(run_dir: RunDir, row: dict, records: list[dict]) -> None:
         terminal.print_wrapped(published)
     emergence = summary_table.describe_emergence(records)
     terminal.print_wrapped(f'Sink_1 {emergence}; run: {run_dir}')
-    print(f'For a report with plots: {shlex.join(["sinklab", "report", str(run_dir)])}')
+    print(f'For a report with plots: {shlex.join(["sinklab", "report", str(run_dir), *options])}')

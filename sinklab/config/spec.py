@@ -55,7 +55,8 @@ PositionName = Literal[
     'rotary',
 ]
 MAX_RELATIVE_DISTANCE = 128  # relative positions do not distinguish keys from this distance on
-FFNName = Literal['relu', 'gelu', 'swish', 'reglu', 'geglu', 'geglu_tanh', 'swiglu']
+FFN_NAMES = ['relu', 'gelu', 'swish', 'reglu', 'geglu', 'geglu_tanh', 'swiglu']  # and those that users register
+FFNName = Annotated[str, Meta(min_length=1, description=f'{", ".join(FFN_NAMES)}, or a registered name')]
 BackendName = Literal['auto', 'dense', 'chunked', 'tpu', 'gpu', 'cudnn']
 GateName = Literal['none', 'elementwise', 'headwise', 'shared', 'value', 'value_state']
 DtypeName = Literal['bfloat16', 'float32']
@@ -240,6 +241,9 @@ class ModelConfig:
     """True: RMSNorm of queries and keys, over each head."""
     head_norm: Bool = False
     """True: RMSNorm of the output of each head."""
+    forget_gate: Bool = False
+    """True: the score of a key is reduced by a learned amount for each later token up to the query (Forgetting
+    Transformer), instead of by a bias of `position`."""
     value_residual: Bool = False
     """True: each layer attends to the mean of its values and of those of the first layer (value residual)."""
     exclusive: Literal['none', 'fixed', 'gated'] = 'none'
@@ -290,8 +294,8 @@ class ModelConfig:
 
 @dataclasses.dataclass(frozen=True)
 class OptimizerConfig:
-    name: Literal['adamw', 'sgd', 'muon'] = 'adamw'
-    """Optimizer: AdamW, SGD with momentum, or Muon."""
+    name: Literal['adamw', 'sgd', 'muon', 'orthoadam'] = 'adamw'
+    """Optimizer: AdamW, SGD with momentum, Muon, or AdamW in a random orthogonal basis (OrthoAdam)."""
     peak_learning_rate: PositiveFloat = 4e-4
     """Learning rate after the warm-up."""
     final_share: UnitInterval | None = None
@@ -385,6 +389,8 @@ class ProbeConfig:
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointConfig:
+    schedule: Literal['linear', 'log'] = 'linear'
+    """`log`: also save steps 1, 2, 4, 8, ..., as Pythia does, and never delete these checkpoints."""
     every_steps: NonNegativeInt = 1000
     """Steps between two checkpoints; 0: only at the end."""
     every_minutes: NonNegativeFloat = 0.0
@@ -394,6 +400,10 @@ class CheckpointConfig:
     """Number of newest checkpoints that are kept."""
     keep_every_steps: NonNegativeInt = 0
     """Checkpoints of steps that are multiples of this are never deleted; 0: none."""
+
+    def is_log_step(self, step: int) -> bool:
+        """Return whether the schedule `log` saves and keeps this step, a power of 2."""
+        return self.schedule == 'log' and step & (step - 1) == 0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,6 +8,7 @@ import msgspec
 
 from sinklab.config.differences import flatten_dict
 from sinklab.config.spec import (
+    FFN_NAMES,
     NORMALIZERS_BY_SIMILARITY,
     AttentionConfig,
     CheckpointConfig,
@@ -38,8 +39,8 @@ CONDITIONAL_NUMBERS: dict[str, tuple[str, tuple[str, ...]]] = {
     'model.learned_kv.value_norm': ('model.learned_kv.value', ('first', 'uniform')),
     **{f'{path}.factor': (f'{path}.scaling', ('linear', 'llama3')) for path in ROTARY_PATHS},
     **{f'{path}.{name}': (f'{path}.scaling', ('llama3',)) for path in ROTARY_PATHS for name in LLAMA3_FIELDS},
-    'optimizer.beta2': ('optimizer.name', ('adamw', 'muon')),
-    'optimizer.epsilon': ('optimizer.name', ('adamw', 'muon')),
+    'optimizer.beta2': ('optimizer.name', ('adamw', 'muon', 'orthoadam')),
+    'optimizer.epsilon': ('optimizer.name', ('adamw', 'muon', 'orthoadam')),
     'optimizer.final_share': ('optimizer.schedule', ('cosine',)),
     'data.triggers': ('data.task', ('backcopy',)),
 }
@@ -163,6 +164,9 @@ def find_model_errors(model: ModelConfig) -> Iterator[str]:
     if model.attention.gain != 1 and cancels_gain:
         given = f'{path}.attention.gain is {model.attention.gain}, which the norm after the heads cancels'
         yield f'{given}; leave it at 1, or set head_norm=False and norm=pre'
+    if model.ffn not in FFN_NAMES:
+        unknown = format_unknown_name(f'{path}.ffn = {model.ffn!r}', model.ffn, FFN_NAMES, 'allowed')
+        yield f'{unknown}; give --metric=FILE with the file that registers it, or import it in Python'
     if model.ffn == 'swiglu' and model.initialization == 'released_even':
         yield f'{path}.initialization=released_even equals released if ffn is swiglu; set it to released'
     if model.position == 'rotary' and model.head_width % 2:
@@ -174,6 +178,8 @@ def find_model_errors(model: ModelConfig) -> Iterator[str]:
             f'{path}.combination=differential subtracts heads with the same key, but {path}.heads={model.heads} has '
             f'{model.num_kv_heads} keys; set {path}.kv_heads so that an even number of heads shares each'
         )
+    if model.forget_gate and (model.position == 'alibi' or model.position.startswith('relative')):
+        yield f'{path}.forget_gate and {path}.position={model.position} both set the bias; set position to none'
     yield from find_rotary_errors(model.rotary, model.position, path)
     yield from find_global_layers_errors(model)
     if model.position == 'absolute' and model.width % 2:

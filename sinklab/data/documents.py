@@ -121,7 +121,10 @@ def convert_records(
             document = Document(name, parts, get_string(values, fields.domain) if fields.domain else '')
         except RecordError as error:
             raise UserError(f'{location} {error}; repair it, or remove it') from error
-        except (ValueError, RecursionError) as error:  # of JSON or UTF-8
+        except UnicodeDecodeError as error:
+            advice = 'convert it to UTF-8, such as with iconv -f latin1 -t utf-8'
+            raise UserError(f'{location} is no text in UTF-8 ({format_error(error)}); {advice}') from error
+        except (ValueError, RecursionError) as error:  # of JSON
             raise UserError(f'{location} is damaged ({format_error(error)}); repair it, or remove it') from error
         yield document
 

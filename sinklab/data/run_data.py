@@ -34,6 +34,8 @@ from sinklab.errors import UserError, format_unknown_name, print_status
 from sinklab.storage.files import read_arrays
 from sinklab.storage.paths import get_cache_dir, parse_path
 
+LARGE_VOCABULARY = 10_000  # with which Python has more than two bytes per token
+
 
 @dataclasses.dataclass(frozen=True)
 class RunData:
@@ -67,6 +69,7 @@ def make_fingerprint(spec: Spec, batches: Batches, **digests: str) -> dict[str, 
 
 def load_text_data(spec: Spec) -> RunData:
     data, vocabulary = spec.data, spec.model.vocabulary
+    check_stdlib_size(spec)
     store = open_corpus(data, vocabulary)
     # A mixture with weights has one set of windows per domain. Without weights all domains are shuffled together.
     weights = valid_weights = store.meta['weights']
@@ -106,6 +109,17 @@ def load_text_data(spec: Spec) -> RunData:
         fingerprint=make_fingerprint(spec, batches, store=store.digest, tokenizer=store.meta['tokenizer'][:16]),
         tokenizer=store.read_tokenizer_json(),
     )
+
+
+def check_stdlib_size(spec: Spec) -> None:
+    """Raise UserError if the source `stdlib` is far too small for validation, before it is tokenized."""
+    if spec.data.source == 'stdlib' and spec.model.vocabulary >= LARGE_VOCABULARY:
+        held_out_bytes = spec.data.held_out * sum(piece.size for piece in open_source('stdlib').pieces)
+        if 2 * spec.valid.windows * spec.data.length > held_out_bytes:
+            raise UserError(
+                f'config.data.source=stdlib is too small for config.valid.windows={spec.valid.windows} of '
+                f'{spec.data.length} tokens; give --size=quickstart, or more text with --config.data.source=text:GLOB'
+            )
 
 
 def check_enough_windows(spec: Spec, held_out: list[Windows], weights: Mapping[str, float]) -> None:

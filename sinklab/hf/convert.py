@@ -38,6 +38,7 @@ COMMON_FIELDS = {
     'combination': 'concatenate',
     'gate': 'none',
     'norm_kind': 'rms',
+    'forget_gate': False,
     'value_residual': False,
     'exclusive': 'none',
     'attention.similarity': 'exp',

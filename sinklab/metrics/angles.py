@@ -12,10 +12,11 @@ from sinklab.metrics.norms import compare_first_with_others, compute_norms, make
 from sinklab.metrics.sink import EPSILON
 
 SCORE_PARTS = {
-    'cos': 'Mean over i > 1 of cos(q_i, k_j): for j = 1, for j from 2 to i, and their difference.',
-    'norms': 'Mean over i > 1 of ||q_i|| ||k_j||: for j = 1, for j from 2 to i, and their difference.',
-    'score': 'Mean over i > 1 of <q_i, k_j> / sqrt(K): for j = 1, for j from 2 to i, and their difference.',
+    'cos': 'cos(q_i, k_j)',
+    'norms': '||q_i|| ||k_j||',
+    'score': '<q_i, k_j> / sqrt(K)',
 }
+SCORE_KEYS = {'1': 'j = 1', 'other': 'j from 2 to i', 'difference': 'j = 1, minus that for j from 2 to i'}
 
 KEY_TOLERANCE = 1e-6  # standard deviation relative to the norm, below which keys count as equal
 KEY_POSITIONS = {'first': '1', 'middle': 'middle'}  # tokens whose keys are compared over texts
@@ -75,9 +76,9 @@ METRICS = (
         compute_arrays=compute_score_averages,
         compute_numbers=compute_score_numbers,
         infos=tuple(
-            MetricInfo(f'qk/{name}/{part}', f'q.k {name} {part}', sentence)
-            for name, sentence in SCORE_PARTS.items()
-            for part in ('1', 'other', 'difference')
+            MetricInfo(f'qk/{name}/{part}', f'q.k {name} {part}', f'Mean over i > 1 of {formula} for {keys}.')
+            for name, formula in SCORE_PARTS.items()
+            for part, keys in SCORE_KEYS.items()
         ),
         saved_arrays=tuple(f'{name}_LH2' for name in SCORE_PARTS),
         figure=FigureSpec(

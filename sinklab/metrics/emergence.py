@@ -5,7 +5,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-MIN_FINAL_RATE_PERCENT = 1.0  # a run that ends below has no sink
+MIN_FINAL_RATE_PERCENT = 5.0
+
+
+def has_sink(final_rate: float, rate_before_training: float = 0.0) -> bool:
+    """Return whether training ends with a sink that it has brought about; rates are in percent."""
+    return final_rate > max(MIN_FINAL_RATE_PERCENT, rate_before_training)
 
 
 def find_emergence(steps: Sequence[int], rates: Sequence[float]) -> tuple[int | None, int] | None:
@@ -17,9 +22,12 @@ def find_emergence(steps: Sequence[int], rates: Sequence[float]) -> tuple[int | 
 
     Returns:
         (the last step with at most half of the final rate, or None if there is none; the first step after which the
-        rate stays above half of the final rate). None if the final rate is below MIN_FINAL_RATE_PERCENT.
+        rate stays above half of the final rate). None if the final rate is at most MIN_FINAL_RATE_PERCENT, or at most
+        that of a probe at step 0, before training.
     """
-    if not len(rates) or rates[-1] < MIN_FINAL_RATE_PERCENT:
+    if not len(rates):
+        return None
+    if not has_sink(rates[-1], rates[0] if steps[0] == 0 else 0.0):
         return None
     below = [index for index, rate in enumerate(rates) if not rate > rates[-1] / 2]
     index = below[-1] + 1 if below else 0
@@ -56,12 +64,11 @@ class EmergenceSpan:
         return steps if self.num_sinks == self.num_runs else f'{steps} ({self.num_sinks} of {self.num_runs})'
 
     def format_sentence(self) -> str:
-        """Return the same for a sentence."""
+        """Return the same for a sentence about one run."""
         if self.end_step is None:
-            return 'no sink'
+            return 'does not emerge'
         start = 'emerges by step' if self.start_step is None else f'emerges between steps {self.start_step} and'
-        steps = f'{start} {self.end_step}' if self.is_learned else 'as before training'
-        return steps if self.num_sinks == self.num_runs else f'{steps} in {self.num_sinks} of {self.num_runs} runs'
+        return f'{start} {self.end_step}' if self.is_learned else 'as before training'
 
     @property
     def is_learned(self) -> bool:
@@ -94,7 +101,7 @@ def find_first_heads(steps: Sequence[int], alpha_NLH: np.ndarray, threshold: flo
         threshold: The threshold of the sink indicator.
 
     Returns:
-        (step, layer, head) of each head, with layers and heads from 1; the earliest first, and at one step the
+        (step, layer, head) of each head, with layers and heads from 0; the earliest first, and at one step the
         largest alpha first.
     """
     alpha_NLH = np.asarray(alpha_NLH)
@@ -103,4 +110,4 @@ def find_first_heads(steps: Sequence[int], alpha_NLH: np.ndarray, threshold: flo
     heads = np.argwhere(stays_NLH[-1])
     entries = [(int(stays_NLH[:, layer, head].argmax()), int(layer), int(head)) for layer, head in heads]
     ordered = sorted(entries, key=lambda entry: (entry[0], -alpha_NLH[entry]))
-    return [(int(steps[index]), layer + 1, head + 1) for index, layer, head in ordered]
+    return [(int(steps[index]), layer, head) for index, layer, head in ordered]

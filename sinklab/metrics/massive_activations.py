@@ -38,6 +38,15 @@ def compute_activation_statistics(residual_LPTD) -> dict:
     }
 
 
+MAX_TO_MEAN_SENTENCE = 'Largest entry |x| of the input of attention, after the norm, over the mean; mean over texts.'
+
+
+def compute_max_to_mean(normed_LPTD):
+    """Compute max |x| / mean |x| over the entries of each text, _LP."""
+    size = abs(normed_LPTD.astype('float32'))
+    return size.max((-1, -2)) / size.mean((-1, -2))
+
+
 METRICS = (
     Metric(
         inputs=('residual_LPTD',),
@@ -51,11 +60,21 @@ METRICS = (
         ),
         saved_arrays=tuple(f'{name}_L' for name in STATISTICS),
     ),
+    Metric(
+        inputs=('normed_LPTD',),
+        compute_arrays=lambda normed, context: {'max_to_mean_LP': compute_max_to_mean(normed)},
+        compute_numbers=lambda arrays, context: name_by_layer(
+            'max_to_mean', np.mean(arrays['max_to_mean_LP'], 1), first=0
+        ),
+        infos=(MetricInfo('max_to_mean/{k}', 'max to mean {k}', MAX_TO_MEAN_SENTENCE, digits=1),),
+        saved_arrays=('max_to_mean_L',),
+    ),
     make_ratio_metric(
         'normed_LPTD',
         'normed',
         'norm/normed',
-        'Norm of the normalized hidden state that the attention of each block reads: of the first token, over the '
-        'mean of the others.',
+        'Norm of the normalized hidden state that the attention of each layer, from 0, reads: of the first token, '
+        'over the mean of the others.',
+        first=0,
     ),
 )

@@ -6,8 +6,10 @@ A metric may read these arrays of a forward pass, of L layers and P sequences. S
 - `query_LPTHK`, `key_LPSHK` and `value_LPSHK`: queries, keys and values as attention receives them;
 - `head_LPTHK`: outputs of the heads, sum_j A_ij v_j;
 - `normed_LPTD`: input of attention, the residual stream after the norm;
+- `ffn_LPTD`: what the FFN adds to the residual stream;
 - `residual_LPTD`: residual stream after each block;
-- `sink_LPCD`: residual stream of sink tokens, after each block. A model without them has no such array.
+- `gate_LPTH`: mean over dimensions of the gate of attention, and `sink_LPCD`: residual stream of sink tokens, after
+  each block. Some models lack these two, so that metrics of users cannot read them.
 """
 
 import dataclasses
@@ -19,6 +21,17 @@ import numpy as np
 
 from sinklab.config.spec import Spec
 
+# The arrays that every probe has.
+PROBE_ARRAYS = (
+    'attention_LPHTS',
+    'query_LPTHK',
+    'key_LPSHK',
+    'value_LPSHK',
+    'head_LPTHK',
+    'normed_LPTD',
+    'ffn_LPTD',
+    'residual_LPTD',
+)
 IMPLICIT_KEY_NORMALIZERS = ('plus_one',)  # normalizers that are softmax with a column whose key and value are zero
 
 
@@ -38,6 +51,8 @@ class MetricContext:
     lengths: tuple[int, ...] = ()  # shorter lengths that are measured in addition
     thresholds: tuple[float, ...] = ()
     repeated: bool = False  # all tokens of a text are the same
+    gated: bool = False  # attention has a gate
+    period: int = 0  # tokens after which a text repeats itself; 0: it does not
 
 
 def make_context(spec: Spec, length: int, learned_keys: int, **overrides: Any) -> MetricContext:
@@ -62,6 +77,7 @@ def make_context(spec: Spec, length: int, learned_keys: int, **overrides: Any) -
         window=window if window and window < length else None,
         reach=min(window or length, mask.block or length, length),
         triggers=spec.data.task == 'backcopy',
+        gated=spec.model.gate != 'none',
     )
     return MetricContext(**fields | overrides)
 
@@ -163,6 +179,7 @@ class FigureSpec:
         caption: Its caption.
         transform: Function of the array; its result is shown.
         scale_max: The end of the scale; None for the largest value.
+        first_row: Of `ratios`: 0 for layers; 1 for hidden states, which count as in transformers: 0 is the embedding.
     """
 
     kind: Literal['heads', 'matrices', 'ratios']
@@ -172,6 +189,7 @@ class FigureSpec:
     caption: str = 'Mean of each layer and head.'
     transform: Callable[[np.ndarray], np.ndarray] = np.asarray
     scale_max: float | None = None
+    first_row: int = 0
 
     @property
     def name(self) -> str:
@@ -181,7 +199,7 @@ class FigureSpec:
 
 @dataclasses.dataclass(frozen=True)
 class Metric:
-    """A metric entry: it computes numbers from arrays of a forward pass; docs/guides/add_a_metric.md adds one.
+    """A metric entry: it computes numbers from arrays of a forward pass; docs/guides/add_a_metric.md registers one.
 
     Attributes:
         inputs: Names of the arrays that it reads, which the docstring of this module lists.
@@ -239,9 +257,15 @@ def make_head_metric(
     )
 
 
-def name_by_layer(name: str, value_L: Any) -> dict[str, float]:
-    """Return {NAME/LL: value} for the layers LL from 1."""
-    return {f'{name}/{layer:02}': float(value) for layer, value in enumerate(value_L, 1)}
+def name_by_layer(name: str, value_L: Any, first: int = 1) -> dict[str, float]:
+    """Return {NAME/LL: value}.
+
+    Args:
+        name: The first part of the names.
+        value_L: A value of each layer.
+        first: The first LL: 1 for hidden states, which count as in transformers (0 is the embedding); 0 for layers.
+    """
+    return {f'{name}/{layer:02}': float(value) for layer, value in enumerate(value_L, first)}
 
 
 def merge_disjoint(parts: Iterable[Arrays]) -> dict[str, Any]:

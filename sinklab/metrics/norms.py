@@ -15,9 +15,12 @@ from sinklab.metrics.metric import (
 from sinklab.metrics.sink import EPSILON
 
 HIDDEN_SENTENCE = 'Norm of the first hidden state over the mean of the others, after each block.'
-MASSIVE_SENTENCE = f'{HIDDEN_SENTENCE} Ratios of hundreds are massive activations (Sun et al., 2024).'
-KEY_SENTENCE = 'Norm of the first key, as used in attention, over the mean of the others, in each block.'
-VALUE_SENTENCE = 'Norm of the first value over the mean of the others, in each block.'
+MASSIVE_SENTENCE = (
+    f'{HIDDEN_SENTENCE} Hidden state 0 is the embedding, as in transformers. Ratios of hundreds are massive '
+    'activations (Sun et al., 2024).'
+)
+KEY_SENTENCE = 'Norm of the first key, as used in attention, over the mean of the others, in each layer.'
+VALUE_SENTENCE = 'Norm of the first value over the mean of the others, in each layer.'
 
 
 def compute_norms(array_TD):
@@ -64,17 +67,19 @@ def make_first_token_metric(name: str, title: str, caption: str) -> Metric:
     )
 
 
-def make_ratio_metric(input_name: str, array_name: str, name: str, sentence: str, **fields: Any) -> Metric:
-    """Make the metric NAME/LL of a ratio of means over sequences, as in the released code, in each block.
+def make_ratio_metric(
+    input_name: str, array_name: str, name: str, sentence: str, first: int = 1, **fields: Any
+) -> Metric:
+    """Make the metric NAME/LL of a ratio of means over sequences, as in the released code, in each layer.
 
-    The ratio is that of the norm of the first token to the mean of the others.
+    The ratio is that of the norm of the first token to the mean of the others; `first` as in `name_by_layer`.
     """
     array_LPT = f'{array_name}_LPT'
     return Metric(
         inputs=(input_name,),
         compute_arrays=lambda array, context: {array_LPT: compute_norms(array)},
         compute_numbers=lambda arrays, context: name_by_layer(
-            name, compute_first_ratio(np.mean(arrays[array_LPT], 1))
+            name, compute_first_ratio(np.mean(arrays[array_LPT], 1)), first
         ),
         infos=(MetricInfo(f'{name}/{{k}}', f'{array_name} ratio {{k}}', sentence),),
         saved_arrays=(f'{array_name}_LT',),
@@ -95,6 +100,7 @@ METRICS = (
             'norm ratio',
             MASSIVE_SENTENCE,
             transform=compute_first_ratio,
+            first_row=1,
         ),
     ),
     make_first_token_metric('key', 'Keys of the first token', KEY_SENTENCE),

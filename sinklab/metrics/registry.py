@@ -2,15 +2,18 @@
 
 import dataclasses
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import numpy as np
 
+from sinklab.config.registration import record_names
+from sinklab.errors import UserError, format_unknown_name
 from sinklab.metrics import (
     angles,
     bigram_backcopy,
     entropy,
+    heads,
     hidden_states,
     massive_activations,
     norms,
@@ -19,6 +22,7 @@ from sinklab.metrics import (
     sink_position,
 )
 from sinklab.metrics.metric import (
+    PROBE_ARRAYS,
     Arrays,
     Metric,
     MetricContext,
@@ -28,15 +32,17 @@ from sinklab.metrics.metric import (
     merge_disjoint,
 )
 
-Metrics = tuple[Metric, ...]
-METRICS = (
+Metrics = Sequence[Metric]
+# Metrics of probes. `register_metric` adds those of users.
+METRICS = [
     *sink.METRICS,
     *entropy.METRICS,
     *norms.CONTRIBUTION_METRICS,
     *norms.METRICS,
     *angles.METRICS,
     *bigram_backcopy.METRICS,
-)
+    *heads.METRICS,
+]
 # Metrics of finished models only: they take too much time or space for every probe of a training run.
 OFFLINE_METRICS = (
     *angles.OFFLINE_METRICS,
@@ -44,15 +50,62 @@ OFFLINE_METRICS = (
     *hidden_states.METRICS,
     *sink_position.METRICS,
     *propositions.METRICS,
+    *heads.OFFLINE_METRICS,
 )
 METRIC_INFOS = [info for metric in METRICS for info in metric.infos]
 OFFLINE_METRIC_INFOS = [info for metric in OFFLINE_METRICS for info in metric.infos]
+# {number that `sinklab measure` computes on request, since it needs more passes: option}.
+REQUESTED_METRIC_INFOS = {
+    MetricInfo('loss', 'loss', 'Mean of -log p of every token but the first.', 'nats'): '--loss',
+    MetricInfo(
+        'loss/int{k}',
+        'loss, int{k}',
+        'The loss after weights and inputs of all linear maps but embedding and head are rounded to the nearest of '
+        '2^k - 1 values from -m to m (m: largest |x| of an output channel, and of the input for one text).',
+        'nats',
+    ): '--quantize',
+    MetricInfo(
+        'gradient_sink_ratio',
+        'gradient sink',
+        'Norm of the gradient of the loss at the first token over the mean of the others, at the normalized input of '
+        'attention (Chen et al., 2603.17771): median over layers and texts.',
+        digits=2,
+    ): '--gradients',
+    MetricInfo(
+        'gradient_sink_ratio/{k}', 'gradient sink {k}', 'The same for one block: median over texts.', digits=2
+    ): '--gradients',
+}
 FIGURES = [metric.figure for metric in METRICS if metric.figure]
+# Numbers of records that are no metrics, or the first parts of their names.
+OTHER_NUMBERS = 'step', 'seconds', 'train', 'valid', 'speed', 'data', 'loss', 'perplexity', 'fails', 'emergence'
 # A number that tables and figures show and that is not a metric of a probe.
 VALID_LOSS = MetricInfo('valid/loss', 'valid loss', 'Mean cross-entropy of held-out windows.', 'nats')
 # The number and the figure that are shown where only one is.
 HEADLINE_METRIC = next(info for info in METRIC_INFOS if info.name == 'sink/1')
 HEADLINE_FIGURE = next(figure for figure in FIGURES if figure.array_name == 'alpha_LPHJ')
+
+
+def register_metric(metric: Metric) -> None:
+    """Add a metric of your own: from then on probes, `measure`, reports and sweeps have it.
+
+    Raises:
+        UserError: It reads an array that no probe has, or another metric has one of its names.
+    """
+    for name in {*metric.inputs} - {*PROBE_ARRAYS}:
+        raise UserError(format_unknown_name(f'the input {name!r} of a metric', name, PROBE_ARRAYS, 'arrays'))
+    tuples = {name: tuple(getattr(metric, name)) for name in ('inputs', 'infos', 'saved_arrays')}  # hashable
+    metric = dataclasses.replace(metric, **tuples)
+    names = list_names(metric)
+    saved_arrays = {name for other in (*METRICS, *OFFLINE_METRICS) for name in other.saved_arrays}
+    taken = {name for name in names if find_metric_info(name) or name.partition('/')[0] in OTHER_NUMBERS}
+    record_names('metric', names, saved_arrays | taken)
+    METRICS[:] = [other for other in METRICS if names.isdisjoint(list_names(other))] + [metric]
+    METRIC_INFOS[:] = [info for metric in METRICS for info in metric.infos]
+    FIGURES[:] = [metric.figure for metric in METRICS if metric.figure]
+
+
+def list_names(metric: Metric) -> set[str]:
+    return {*metric.saved_arrays, *(info.name for info in metric.infos)}
 
 
 def select_applicable(context: MetricContext, metrics: Metrics = METRICS) -> list[Metric]:
@@ -65,16 +118,25 @@ def compute_probe_arrays(captured: Any, context: MetricContext, metrics: Metrics
 
 
 def compute_arrays(forward: Arrays, context: MetricContext, metrics: Metrics) -> Arrays:
-    """Compute the arrays of metrics from the arrays of a forward pass."""
-    return merge_disjoint(
+    """Compute the arrays of metrics from the arrays of a forward pass.
+
+    Raises:
+        UserError: An array has another number of axes than the letters at the end of its name.
+    """
+    arrays = merge_disjoint(
         metric.compute_arrays(*(forward[name] for name in metric.inputs), context)
         for metric in select_applicable(context, metrics)
     )
+    for name, array in arrays.items():
+        if array.ndim != len(name.rpartition('_')[2]):
+            raise UserError(f'a metric computes {name} with the shape {array.shape}; give one axis for each letter')
+    return arrays
 
 
-def select_measurable(inputs: Collection[str]) -> Metrics:
-    """Select all metrics, OFFLINE_METRICS included, that read only some of these arrays."""
-    return tuple(metric for metric in (*METRICS, *OFFLINE_METRICS) if {*metric.inputs} <= {*inputs})
+def select_measurable(inputs: Collection[str], metrics: Metrics | None = None) -> Metrics:
+    """Select the metrics that read only some of these arrays, of all metrics, OFFLINE_METRICS included, if None."""
+    candidates = (*METRICS, *OFFLINE_METRICS) if metrics is None else metrics
+    return tuple(metric for metric in candidates if {*metric.inputs} <= {*inputs})
 
 
 def select_by_name(names: Collection[str], metrics: Metrics) -> Metrics:
@@ -113,7 +175,7 @@ def select_saved_arrays(arrays: Arrays, context: MetricContext, metrics: Metrics
 
 def find_metric_info(name: str) -> MetricInfo | None:
     """Find the MetricInfo of a recorded name, such as sink/{k} with k = 2 for sink/2; None if there is none."""
-    for entry in (*METRIC_INFOS, *OFFLINE_METRIC_INFOS):
+    for entry in (*METRIC_INFOS, *OFFLINE_METRIC_INFOS, *REQUESTED_METRIC_INFOS):
         if match := match_name(entry.name, name):
             return dataclasses.replace(entry, name=name, label=entry.label.format(**match.groupdict()))
     return None

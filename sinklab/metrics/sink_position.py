@@ -34,7 +34,12 @@ def compute_sink_positions(attention, context: MetricContext) -> Arrays:
     alpha_LPHJ = compute_importance(
         normalize_rows(attention), context.length // 2, context.learned_keys, context.prefix
     )
-    return {'place_LPH': alpha_LPHJ.argmax(-1), 'most_LPH': alpha_LPHJ.max(-1), 'received_LPJ': alpha_LPHJ.mean(2)}
+    return {
+        'place_LPH': alpha_LPHJ.argmax(-1),
+        'most_LPH': alpha_LPHJ.max(-1),
+        'null_LPH': is_sink(alpha_LPHJ[..., 1:]).sum(-1) / max(1, context.length // 2 - 1),
+        'received_LPJ': alpha_LPHJ.mean(2),
+    }
 
 
 def compute_position_numbers(arrays: Arrays, context: MetricContext) -> dict[str, float]:
@@ -45,7 +50,8 @@ def compute_position_numbers(arrays: Arrays, context: MetricContext) -> dict[str
         f'place/{k + 1}': 100 * float((has_sink & (position == k)).sum()) / count for k in range(context.keys)
     }
     beyond = 100 * float((has_sink & (position >= context.keys)).sum()) / count
-    return {'sink/any': compute_sink_rate(arrays['most_LPH'])} | position_rates | {'place/beyond': beyond}
+    rates = {'sink/any': compute_sink_rate(arrays['most_LPH']), 'sink/null': 100 * float(arrays['null_LPH'].mean())}
+    return rates | position_rates | {'place/beyond': beyond}
 
 
 def compute_sink_token_arrays(attention, sink, context: MetricContext) -> Arrays:
@@ -107,6 +113,14 @@ METRICS = (
                 'Share of (text, layer, head) in which a token of the first half has an alpha above 0.3.',
                 '%',
                 1,
+            ),
+            MetricInfo(
+                'sink/null',
+                'Sink_null',
+                'The same share for a token that is not the first: share of (text, layer, head, k) with an alpha_k '
+                'above 0.3, k from 2 to the middle of the text.',
+                '%',
+                2,
             ),
             MetricInfo('place/{k}', 'sinks at {k}', 'Share of these sinks that are at token k.', '%', 1),
             MetricInfo('place/beyond', 'sinks beyond', 'Share of these sinks beyond the first tokens.', '%', 1),

@@ -34,7 +34,7 @@ from sinklab.model.layers import (
     make_normal_param,
 )
 from sinklab.model.learned_kv import LEARNED_KV_KINDS, LearnedKV
-from sinklab.model.positions import POSITIONS
+from sinklab.model.positions import POSITIONS, ForgetGate
 from sinklab.parallel.param_einsum import broadcast_and_cast, param_einsum
 from sinklab.parallel.sharding import constrain_sharding
 
@@ -49,14 +49,17 @@ class Intermediates:
     key_BSHK: jax.Array | None = None  # as multiplied by the queries; S as above
     value_BSHK: jax.Array | None = None
     head_BTHK: jax.Array | None = None  # sum_j A_ij v_j, before V bias, head norm and gate
+    gate_BTH: jax.Array | None = None  # mean over dimensions of the gate, float32
     normed_BTD: jax.Array | None = None  # input of attention: the residual stream after the norm
+    ffn_BTD: jax.Array | None = None  # what the FFN adds to the residual stream
     residual_BTD: jax.Array | None = None  # residual stream after the block, before a `joined` norm
     sink_BCD: jax.Array | None = None  # residual stream of sink tokens
     key_attention_sums: KeyAttentionSums | None = None  # on learned keys and first keys, from the queries of the text
 
     def slice_text(self, num_dropped: int) -> 'Intermediates':
         """Drop the first `num_dropped` queries, which are sink tokens and not text."""
-        axes = dict(attention_BHTS=-2, query_BTHK=-3, head_BTHK=-3, normed_BTD=-2, residual_BTD=-2)
+        axes = dict.fromkeys(('normed_BTD', 'ffn_BTD', 'residual_BTD', 'gate_BTH', 'attention_BHTS'), -2)
+        axes |= dict(query_BTHK=-3, head_BTHK=-3)
         sliced = {
             name: jax.lax.slice_in_dim(getattr(self, name), num_dropped, None, axis=axis)
             for name, axis in axes.items()
@@ -97,7 +100,11 @@ def make_attention_problem(model: spec.ModelConfig, length: int) -> AttentionPro
     learned_kv = LEARNED_KV_KINDS[model.learned_kv.kind]
     third = length // 3 + 1
     document_BT = jnp.arange(length)[None] // third * third if model.mask.document else None
-    relative = POSITIONS[model.position](model, 1, nnx.Rngs(0)).make_relative_bias()
+    relative = (
+        ForgetGate.relative_bias
+        if model.forget_gate
+        else POSITIONS[model.position](model, 1, nnx.Rngs(0)).make_relative_bias()
+    )
     attention_spec = make_attention_spec(
         model, length, relative, np.arange(length)[None], resolve_mask(model.mask, length, document_BT)
     )
@@ -155,7 +162,13 @@ class AttentionContext:
         return dataclasses.replace(self, edit=functools.partial(edit, layer))
 
     def attend(
-        self, query_BTHK, key_BTGK, value_BTGK, feature_map: nnx.Module, learned_kv: LearnedKV
+        self,
+        query_BTHK,
+        key_BTGK,
+        value_BTGK,
+        feature_map: nnx.Module,
+        learned_kv: LearnedKV,
+        forget_position_BTH: jax.Array | None,
     ) -> tuple[jax.Array, Intermediates]:
         """Attend with the queries of a layer to its learned keys and to its keys of the text.
 
@@ -165,6 +178,7 @@ class AttentionContext:
             value_BTGK: Values of the text.
             feature_map: The feature map of the layer, which is applied to queries and keys.
             learned_kv: The learned keys, values and key biases of the layer.
+            forget_position_BTH: Positions of a `ForgetGate`, or None.
 
         Returns:
             The outputs of the heads, head_BTHK, and the requested `Intermediates`.
@@ -175,25 +189,30 @@ class AttentionContext:
         query_BTHK, key_BSGK, value_BSGK = (
             checkpoint_name(array, 'qkv') for array in (query_BTHK, feature_map(key_BSGK), value_BSGK)
         )
+        num_sink_tokens = learned_kv.tokens_class.num_tokens
         if self.edit is not None:  # single heads of a group can be edited
             key_BSGK, value_BSGK = (
                 self.edit(target, repeat_kv(array, query_BTHK.shape[2]), self.spec.num_learned_kv)
                 for target, array in (('key', key_BSGK), ('value', value_BSGK))
             )
+            query_BTHK = self.edit('query', query_BTHK, num_sink_tokens)
         bias = dataclasses.replace(self.spec.bias, learned_HC=learned_kv.get_score_bias_HC())
-        attention_spec = dataclasses.replace(self.spec, bias=bias)
-        needs_abs_weight_sum = self.num_first_keys > 0
-        output = BACKENDS[self.backend].attend(query_BTHK, key_BSGK, value_BSGK, attention_spec, needs_abs_weight_sum)
+        if forget_position_BTH is not None:
+            num_unforgotten = key_BSGK.shape[1] - key_BTGK.shape[1]
+            position_BSH = jnp.pad(forget_position_BTH, ((0, 0), (num_unforgotten, 0), (0, 0)))
+            bias = ScoreBias(ForgetGate.relative_bias, forget_position_BTH, position_BSH, bias.learned_HC)
+        attention_spec = dataclasses.replace(self.spec, bias=bias, needs_abs_weight_sum=self.num_first_keys > 0)
+        output = BACKENDS[self.backend].attend(query_BTHK, key_BSGK, value_BSGK, attention_spec)
         if self.edit is not None:
             output = edit_weights(output, value_BSGK, attention_spec, self.edit)
+            output = output._replace(output_BTHK=self.edit('head', output.output_BTHK, num_sink_tokens))
         if self.capture:
             key_BSHK, value_BSHK = (repeat_kv(array, query_BTHK.shape[2]) for array in (key_BSGK, value_BSGK))
             return output.output_BTHK, Intermediates(
                 output.attention_BHTS, query_BTHK, key_BSHK, value_BSHK, output.output_BTHK
             )
-        if not needs_abs_weight_sum:
+        if not self.num_first_keys:
             return output.output_BTHK, Intermediates()
-        num_sink_tokens = learned_kv.tokens_class.num_tokens
         key_attention_sums = compute_key_attention_sums(
             query_BTHK, key_BSGK, output.row_stats, attention_spec, self.num_first_keys, num_sink_tokens
         )
@@ -326,6 +345,7 @@ class SelfAttention(nnx.Module):
         self.learned_kv = LEARNED_KV_KINDS[model.learned_kv.kind](model, value_width, rngs)
         self.num_attended_kv_heads = count_attended_kv_heads(model)
         self.exclusion = Exclusion(model)
+        self.forget_gate = ForgetGate(model, rngs) if model.forget_gate else None
         self.head_norm = make_head_norm(model.head_norm, model, value_width)
         self.gate = Gate(model, value_width, rngs)
 
@@ -339,12 +359,16 @@ class SelfAttention(nnx.Module):
             repeat_kv(array, self.num_attended_kv_heads) for array in (self.key_norm(key_BTGK), value_BTGK)
         )
         gated_BTGK = self.gate('value', value_BTGK, x_BTD, value_BTGK)
+        forget_position_BTH = None if self.forget_gate is None else self.forget_gate.compute_positions(x_BTD)
         head_BTHK, intermediates = context.attend(
-            self.query_norm(query_BTHK), key_BTGK, gated_BTGK, self.feature_map, self.learned_kv
+            self.query_norm(query_BTHK), key_BTGK, gated_BTGK, self.feature_map, self.learned_kv, forget_position_BTH
         )
         head_BTHK = self.exclusion(head_BTHK, repeat_kv(gated_BTGK, head_BTHK.shape[2]))
         head_BTHK = self.head_norm(self.learned_kv.add_value(head_BTHK))
         head_BTHK = self.gate('output', head_BTHK, x_BTD, value_BTGK)
+        if context.capture and self.gate.kind is not None:
+            gate_BTH = self.gate.compute(x_BTD, value_BTGK).mean(-1, dtype=jnp.float32)
+            intermediates = dataclasses.replace(intermediates, gate_BTH=gate_BTH)
         return self.combine(head_BTHK, x_BTD), intermediates
 
     def project_values(self, x_BTD: jax.Array) -> jax.Array:

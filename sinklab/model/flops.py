@@ -43,6 +43,8 @@ def count_forward_flops(model: spec.ModelConfig, length: int) -> Flops:
     )
     if combination.subtracts_heads:
         projection_weights += model.width * num_output_parts
+    if model.forget_gate:
+        projection_weights += model.width * model.heads
     if model.norm_kind == 'gated_rms':
         placement = NORM_PLACEMENTS[model.norm]
         num_norms = 2 * (placement.before + placement.after + placement.joined)

@@ -12,6 +12,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from sinklab.attn.operations import elu_plus_one
 from sinklab.config import spec
+from sinklab.config.registration import record_names
 from sinklab.parallel.param_einsum import param_einsum
 from sinklab.parallel.sharding import constrain_sharding
 
@@ -244,11 +245,13 @@ class Gate(nnx.Module):
         """Multiply an array by the gate if the gate is for `target`; return the array itself otherwise."""
         if self.kind is None or self.kind.target != target:
             return array_BTHK
+        return array_BTHK * self.compute(x_BTD, value_BTHK)
+
+    def compute(self, x_BTD: jax.Array, value_BTHK: jax.Array) -> jax.Array:
+        """Compute the gate, from 0 to 1."""
         if self.kind.input == 'x':
-            score_BTHK = param_einsum('BTD,DHK->BTHK', x_BTD, self.weight_DHK)
-        else:
-            score_BTHK = param_einsum('BTHD,DHK->BTHK', value_BTHK, self.weight_DHK)
-        return array_BTHK * jax.nn.sigmoid(score_BTHK)
+            return jax.nn.sigmoid(param_einsum('BTD,DHK->BTHK', x_BTD, self.weight_DHK))
+        return jax.nn.sigmoid(param_einsum('BTHD,DHK->BTHK', value_BTHK, self.weight_DHK))
 
 
 class Exclusion(nnx.Module):
@@ -282,6 +285,24 @@ FFN_ACTIVATIONS = {  # activation, whether it is a gate
     'geglu_tanh': (jax.nn.gelu, True),  # by default, gelu is approximated by tanh
     'swiglu': (jax.nn.silu, True),
 }
+
+
+def register_ffn_activation(name: str, activation: Callable[[jax.Array], jax.Array], is_gated: bool = False) -> None:
+    """Add an activation of your own: `model.ffn=NAME` of a config selects it.
+
+    Args:
+        name: Its name.
+        activation: An element-wise function of jax arrays.
+        is_gated: Whether the FFN is (activation(x W_gate) * x W_in) W_out, as SwiGLU.
+
+    Raises:
+        UserError: Another activation has the name.
+    """
+    record_names('FFN activation', [name], FFN_ACTIVATIONS)
+    if name in FFN_ACTIVATIONS:
+        jax.clear_caches()  # compiled programs have the function that is replaced
+    FFN_ACTIVATIONS[name] = activation, is_gated
+    spec.FFN_NAMES[:] = FFN_ACTIVATIONS
 
 
 class FFN(nnx.Module):

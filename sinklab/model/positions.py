@@ -12,7 +12,7 @@ from sinklab.attn.spec import RelativePositionBias
 from sinklab.config import spec
 from sinklab.config.spec import MAX_RELATIVE_DISTANCE
 from sinklab.model.layers import INITIALIZATIONS, make_normal_param
-from sinklab.parallel.param_einsum import all_gather_param, broadcast_and_cast
+from sinklab.parallel.param_einsum import all_gather_param, broadcast_and_cast, param_einsum
 
 NUM_BUCKETS = 32  # buckets of relative positions, as in T5 and in the released code
 
@@ -106,6 +106,25 @@ class AlibiPosition(PositionEncoding):
         return RelativePositionBias(
             lambda slope, distance: -slope[0] * distance, compute_alibi_slopes(self.heads)[:, None]
         )
+
+
+class ForgetGate(nnx.Module):
+    """Forget gate f = sigmoid(x w + b) of each head, whose bias is sum_{l=j+1..i} log f_l (Lin et al., 2503.02130).
+
+    The bias is minus the distance of query and key in positions of each head, -sum_{l<=i} log f_l.
+    """
+
+    relative_bias = RelativePositionBias(lambda _, distance: -distance, np.zeros((1, 0)), is_elementwise=False)
+
+    def __init__(self, model: spec.ModelConfig, rngs: nnx.Rngs):
+        std = INITIALIZATIONS[model.initialization].linear(model, model.width)
+        self.weight_DH = make_normal_param(rngs, (model.width, model.heads), std, ('embed', 'heads'), inputs=1)
+        self.bias_H = nnx.Param(jnp.zeros(model.heads), axes=('heads',), inputs=None)
+
+    def compute_positions(self, x_BTD: jax.Array) -> jax.Array:
+        """Return position_BTH in float32."""
+        score_BTH = param_einsum('BTD,DH->BTH', x_BTD, self.weight_DH).astype(jnp.float32) + self.bias_H[...]
+        return -jnp.cumsum(jax.nn.log_sigmoid(score_BTH), 1)
 
 
 class RelativePaper(PositionEncoding):

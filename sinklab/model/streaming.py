@@ -113,7 +113,13 @@ class StreamingContext:
     edit = None
 
     def attend(
-        self, query_BTHK, key_BTGK, value_BTGK, feature_map: nnx.Module, learned_kv: LearnedKV
+        self,
+        query_BTHK,
+        key_BTGK,
+        value_BTGK,
+        feature_map: nnx.Module,
+        learned_kv: LearnedKV,
+        forget_position_BTH=None,
     ) -> tuple[jax.Array, KVCache]:
         """Return the outputs of the heads and the new KV cache; see `AttentionContext.attend` for the arguments."""
         new_kv = KeyValues(key_BTGK, value_BTGK)

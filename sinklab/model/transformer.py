@@ -64,18 +64,25 @@ class Block(nnx.Module):
 
     def __call__(self, x_BTD: jax.Array, context: LayerContext) -> tuple[jax.Array, Intermediates]:
         norms = self.attention_norms
+        num_sink_tokens = self.attention.learned_kv.tokens_class.num_tokens
         normed_BTD = norms.before(x_BTD)
+        if context.edit is not None:
+            normed_BTD = context.edit('normed', normed_BTD[:, :, None], num_sink_tokens)[:, :, 0]
         attended_BTD, intermediates = self.attention(normed_BTD, context)
         x_BTD = checkpoint_name(
             norms.joined(constrain_sharding(x_BTD + norms.after(attended_BTD), 'batch', None, None)), 'middle'
         )
         norms = self.ffn_norms
-        sum_BTD = constrain_sharding(x_BTD + norms.after(self.ffn(norms.before(x_BTD))), 'batch', None, None)
+        ffn_BTD = norms.after(self.ffn(norms.before(x_BTD)))
         if context.edit is not None:
-            num_tokens = self.attention.learned_kv.tokens_class.num_tokens
-            sum_BTD = context.edit('residual', sum_BTD[:, :, None], num_tokens)[:, :, 0]
+            ffn_BTD = context.edit('ffn', ffn_BTD[:, :, None], num_sink_tokens)[:, :, 0]
+        sum_BTD = constrain_sharding(x_BTD + ffn_BTD, 'batch', None, None)
+        if context.edit is not None:
+            sum_BTD = context.edit('residual', sum_BTD[:, :, None], num_sink_tokens)[:, :, 0]
         if context.capture:
-            intermediates = dataclasses.replace(intermediates, normed_BTD=normed_BTD, residual_BTD=sum_BTD)
+            intermediates = dataclasses.replace(
+                intermediates, normed_BTD=normed_BTD, ffn_BTD=ffn_BTD, residual_BTD=sum_BTD
+            )
         return norms.joined(sum_BTD), intermediates
 
 

@@ -7,6 +7,7 @@ parameters are not saved for the backward pass, which gathers them again.
 """
 
 import functools
+from collections.abc import Iterable
 
 import jax
 import jax.numpy as jnp
@@ -50,9 +51,20 @@ def param_einsum(equation: str, x: jax.Array, weight: nnx.Param) -> jax.Array:
     Args:
         equation: Einsum equation of x and weight.
         x: Activations.
-        weight: Parameter, with its logical axes.
+        weight: Parameter, with its logical axes. If it has the metadata `bits`, quantization is simulated: x has a
+            scale for each sequence, and the weight one for each output channel.
     """
-    return sharded_einsum(equation, get_logical_axes(weight), None, x, weight[...])
+    weight_array = weight[...]
+    if bits := weight.get_metadata().get('bits'):
+        x = round_to_bits(x, bits, range(1, x.ndim))
+        weight_array = round_to_bits(weight_array, bits, range(weight.inputs))
+    return sharded_einsum(equation, get_logical_axes(weight), None, x, weight_array)
+
+
+def round_to_bits(array: jax.Array, bits: int, dimensions: Iterable[int]) -> jax.Array:
+    """Round to the nearest of 2^bits - 1 values from -m to m, where m is the largest |x| over `dimensions`."""
+    scale = jnp.abs(array.astype(jnp.float32)).max(tuple(dimensions), keepdims=True) / (2 ** (bits - 1) - 1)
+    return (jnp.round(array / jnp.where(scale > 0, scale, 1)) * scale).astype(array.dtype)
 
 
 def sharded_einsum(

@@ -176,12 +176,12 @@ def make_ratios_figure(run_groups: list[RunGroup], figure_spec: FigureSpec) -> F
     lines = make_curves(run_groups, lambda run: run.get_probe_curve(figure_spec))
     for line in lines:
         ratio_NL = line['y']
-        line |= dict(
-            steps=line['x'].tolist(), x=np.arange(1, ratio_NL.shape[1] + 1, dtype=np.int32), y=ratio_NL.ravel()
-        )
+        x = figure_spec.first_row + np.arange(ratio_NL.shape[1], dtype=np.int32)
+        line |= dict(steps=line['x'].tolist(), x=x, y=ratio_NL.ravel())
         line.pop('sd', None)
     info = MetricInfo(figure_spec.name, figure_spec.label, figure_spec.caption, digits=2)
-    panel = make_panel(info, lines, 'blocks', 'block') | dict(reference_value=1)
+    x_label = 'hidden state' if figure_spec.first_row else 'layer'
+    panel = make_panel(info, lines, 'blocks', x_label) | dict(reference_value=1)
     return make_line_figure(figure_spec.name, figure_spec.title, figure_spec.caption, [panel])
 
 
@@ -204,7 +204,8 @@ def make_head_maps(run_groups: list[RunGroup], figure_spec: FigureSpec) -> Figur
                 run=index,
                 rows=layers,
                 columns=heads,
-                first_column=1,
+                first_row=0,
+                first_column=0,
                 steps=[steps[probe] for probe in probes],
                 values=quantize(values_NLH[probes], *scale, np.uint16),
             )
@@ -239,10 +240,11 @@ def make_matrix_maps(run_groups: list[RunGroup], figure_spec: FigureSpec) -> Fig
             maps.append(
                 dict(
                     run=index,
-                    layer=layer + 1,
-                    head=head + 1,
+                    layer=layer,
+                    head=head,
                     rows=queries,
                     columns=keys,
+                    first_row=1,
                     first_column=1 - (keys - queries),
                     steps=list(matrices),
                     values=quantize(matrix_NTS, *scale, np.uint8),

@@ -19,7 +19,7 @@ from sinklab.errors import format_names
 from sinklab.report import summary_table, sweep_table
 from sinklab.report.figures import Figure, list_runs, make_figures
 from sinklab.report.run_groups import RunGroup, group_runs, make_group_table
-from sinklab.report.runs import RUN_METRIC_INFOS, RunResult
+from sinklab.report.runs import RunResult, list_run_metrics
 from sinklab.storage.files import write_text
 
 ASSETS_DIR = Path(__file__).parent / 'assets'
@@ -103,7 +103,7 @@ def render_runs_table(run_groups: list[RunGroup]) -> str:
             entry = summary_table.make_run_row(run)
             table_rows.append((group_index, summary_table.format_run_cells(entry)))
             notes += [f'{run.name}: {note}' for note in (*run.notes, entry['message']) if note]
-    table = render_table('runs', '', '', summary_table.RUN_HEADINGS, table_rows)
+    table = render_table('runs', '', '', summary_table.list_run_headings(), table_rows)
     notes_html = ''.join(f'<p class="note">{html.escape(note)}</p>' for note in notes)
     is_open = ' open' if len(table_rows) <= MAX_OPEN_RUNS else ''
     return f'<details class="runs"{is_open}><summary>By run: {len(table_rows)}</summary>{table}{notes_html}</details>'
@@ -126,7 +126,7 @@ def render_table(
         for column in range(len(headings))
         if column == 0 or any(cells[column] not in EMPTY_CELLS for _, cells in table_rows)
     ]
-    meanings = {metric_info.label: metric_info.description for metric_info in RUN_METRIC_INFOS}
+    meanings = {metric_info.label: metric_info.description for metric_info in list_run_metrics()}
     head_html = body_html = ''
     for column in shown:
         meaning = html.escape(meanings.get(headings[column].partition(' (')[0], ''))

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+import numpy as np
 
 matplotlib.use('Agg')
 import matplotlib.pyplot as plt
@@ -67,7 +68,7 @@ def draw_lines(figure: Figure, run_groups: list[RunGroup]) -> plt.Figure:
     legend_lines: dict[str, plt.Line2D | ErrorbarContainer] = {}
     for panel, axes in zip(panels, axes_row[0], strict=True):
         for line in panel['lines']:
-            label, artist = draw_line(axes, line, run_groups)
+            label, artist = draw_line(axes, line, run_groups, 0 if panel['label'].endswith('(%)') else -np.inf)
             if line['kind'] != 'member' and line.get('split') != 'training':
                 legend_lines.setdefault(label, artist)
         axes.set(xlabel=wrap_label(panel['x_label']), ylabel=panel['label'])
@@ -87,25 +88,30 @@ def draw_lines(figure: Figure, run_groups: list[RunGroup]) -> plt.Figure:
     return drawn
 
 
-def draw_line(axes: plt.Axes, line: dict, run_groups: list[RunGroup]) -> tuple[str, plt.Line2D | ErrorbarContainer]:
-    """Draw a line; return its label and the artist for the legend."""
+def draw_line(
+    axes: plt.Axes, line: dict, run_groups: list[RunGroup], min_value: float
+) -> tuple[str, plt.Line2D | ErrorbarContainer]:
+    """Draw a line, and its spread down to `min_value`; return its label and the artist for the legend."""
     artist: plt.Line2D | ErrorbarContainer
     kind, x = line['kind'], line['x']
     y = line['y'][-len(x) :]  # of ratios by block, those of the last probe
+    low = np.maximum(y - line.get('sd', 0), min_value)
     if kind in ('points', 'published'):
         colour = get_line_style(line['groups'][0])['color']
         if kind == 'points':
-            artist = axes.errorbar(x, y, line['sd'], color=colour, marker='o', markersize=4, capsize=2)
+            artist = axes.errorbar(x, y, [y - low, line['sd']], color=colour, marker='o', markersize=4, capsize=2)
         else:
             (artist,) = axes.plot(x, y, '--o', color=colour, markersize=4, markerfacecolor='none', linewidth=0.8)
         return 'ours' if kind == 'points' else 'published', artist
     style = get_line_style(line['group'])
     if kind == 'member' or line.get('split') == 'training':
         style |= dict(alpha=0.35, linewidth=0.7)
-    elif line.get('dots') or len(x) == 1:
-        style |= dict(marker='o', markersize=3)
-    (artist,) = axes.plot(x, y, **style)
-    if 'sd' in line:
-        axes.fill_between(x, y - line['sd'], y + line['sd'], color=style['color'], alpha=0.15, linewidth=0)
+    if line.get('dots') or len(x) == 1:
+        spread = [y - low, line['sd']] if 'sd' in line else None
+        artist = axes.errorbar(x, y, spread, color=style['color'], fmt='o', markersize=4, capsize=2)
+    else:
+        (artist,) = axes.plot(x, y, **style)
+        if 'sd' in line:
+            axes.fill_between(x, low, y + line['sd'], color=style['color'], alpha=0.15, linewidth=0)
     count = f' (n={line["n"]})' if kind == 'mean' else ''
     return f'{run_groups[line["group"]].name}{count}', artist

@@ -14,17 +14,21 @@ from sinklab.metrics.emergence import find_emergence, find_first_heads
 from sinklab.metrics.metric import FigureSpec, MetricInfo
 from sinklab.metrics.sink import SINK_THRESHOLD
 from sinklab.run_dir import RunDir, format_parent, format_run_ref
-from sinklab.storage.files import read_arrays
+from sinklab.storage.files import RESTORE_REMEDY, DamagedFileError, read_arrays, warn_once
 
 DELETE_REMEDY = 'delete it to omit it from the report'
 MAX_FILES = 1600  # probe files read from all runs together
 SEED_FIELDS = ('seed', 'data.seed')
-RUN_METRIC_INFOS = (
-    MetricInfo('step', 'step', 'Last recorded step.', digits=0),
-    *(info for info in registry.METRIC_INFOS if info.in_table),
-    registry.VALID_LOSS,
-    MetricInfo('seconds', 'time', 'Training time, over all attempts.', 's', digits=0),
-)
+
+
+def list_run_metrics() -> list[MetricInfo]:
+    """List the columns of the table of runs: numbers of each run."""
+    return [
+        MetricInfo('step', 'step', 'Last recorded step.', digits=0),
+        *(info for info in registry.METRIC_INFOS if info.in_table),
+        registry.VALID_LOSS,
+        MetricInfo('seconds', 'time', 'Training time, over all attempts.', 's', digits=0),
+    ]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +94,7 @@ class RunResult:
         return find_emergence(*self.get_curve(registry.HEADLINE_METRIC.name))
 
     def find_first_head(self) -> tuple[int, int] | None:
-        """Find (layer, head), from 1, of the first head whose mean alpha_1 stays above the threshold, if any."""
+        """Find (layer, head), from 0, of the first head whose mean alpha_1 stays above the threshold, if any."""
         alpha_NLH = self.probe_values.get(registry.HEADLINE_FIGURE.name, ())
         first_heads = find_first_heads(self.probe_steps, alpha_NLH, SINK_THRESHOLD) if len(alpha_NLH) else ()
         return first_heads[0][1:] if first_heads else None
@@ -117,16 +121,25 @@ def read_runs(paths: list[str]) -> list[RunResult]:
     """Read the runs in the given folders.
 
     A run is named by its row. Config changes, the seed and the folder are added to the name if it is not unique.
+    A run with a damaged file is left out with a warning.
 
     Args:
         paths: At least one run folder; repeated paths count once.
 
     Raises:
-        UserError: A folder holds no run, or a file of a run is damaged.
+        UserError: A folder holds no run, or all runs are damaged.
     """
     run_dirs = [RunDir(path) for path in dict.fromkeys(paths)]
     max_probes = max(2, MAX_FILES // len(run_dirs))
-    return name_runs([load_run(run_dir, max_probes) for run_dir in run_dirs])
+    runs = []
+    for run_dir in run_dirs:
+        try:
+            runs.append(load_run(run_dir, max_probes))
+        except DamagedFileError as error:
+            if run_dir is run_dirs[-1] and not runs:
+                raise
+            warn_once(f'a run is left out: {error}')
+    return name_runs(runs)
 
 
 def load_run(run_dir: RunDir, max_probes: int) -> RunResult:
@@ -138,11 +151,12 @@ def load_run(run_dir: RunDir, max_probes: int) -> RunResult:
     """
     try:
         row_info = run_dir.read_json('row')
-        parent = run_dir.read_parent()
-        name = row_info['row'] or run_dir.path.absolute().name
-    except (FileNotFoundError, NotADirectoryError, KeyError) as error:
+    except (FileNotFoundError, NotADirectoryError) as error:
         raise UserError(f'{run_dir} contains no run of `sinklab train`; give folders of runs') from error
-    if parent:
+    if 'row' not in row_info:
+        raise DamagedFileError(f'{run_dir}/row.json is damaged: it has no "row"; {RESTORE_REMEDY}')
+    name = row_info['row'] or run_dir.path.absolute().name
+    if parent := run_dir.read_parent():
         parent_ref = format_run_ref(parent.get('takes', ''), parent.get('row') or parent['run'], parent['step'])
         name = f'{name} from {parent_ref}'
     try:

@@ -6,16 +6,20 @@ from sinklab.metrics import registry
 from sinklab.metrics.emergence import MIN_FINAL_RATE_PERCENT, merge_emergence
 from sinklab.metrics.metric import MetricInfo
 from sinklab.metrics.registry import HEADLINE_METRIC
-from sinklab.report.runs import RUN_METRIC_INFOS, RunResult
+from sinklab.report.runs import RunResult, list_run_metrics
 from sinklab.report.sweep_table import compute_run_metrics, get_emergence_steps
 
-RUN_HEADINGS = ('run', *(number.label for number in RUN_METRIC_INFOS), 'emerges (step)', 'first head', 'end')
 EXTRA_COLUMN_SENTENCES = {
     'runs': 'Number of finished runs, each with another seed.',
-    'emerges': 'Steps between which Sink_1 passes half of its last value (at start: before '
-    f'training; none: its last value is below {MIN_FINAL_RATE_PERCENT:.0f} %; 3 of 8: 3 of 8 runs end with a sink).',
-    'first head': 'First head whose mean alpha_1 stays above 0.3.',
+    'emerges': 'Steps between which Sink_1 passes half of its last value (at start: before training; none: its last '
+    f'value is at most {MIN_FINAL_RATE_PERCENT:.0f} %, or at most the one before training; 3 of 8: 3 of 8 runs end '
+    'with a sink).',
+    'first head': 'First head whose mean alpha_1 stays above 0.3; layers and heads count from 0.',
 }
+
+
+def list_run_headings() -> list[str]:
+    return ['run', *(info.label for info in list_run_metrics()), 'emerges (step)', 'first head', 'end']
 
 
 def format_legend(headings: Sequence[str], metric_infos: Sequence[MetricInfo] = ()) -> str:
@@ -26,7 +30,7 @@ def format_legend(headings: Sequence[str], metric_infos: Sequence[MetricInfo] = 
             skipped.
         metric_infos: Metrics in addition to those of the metric registry.
     """
-    all_infos = *registry.METRIC_INFOS, *RUN_METRIC_INFOS, *metric_infos
+    all_infos = *registry.METRIC_INFOS, *list_run_metrics(), *metric_infos
     sentences = {metric_info.label: metric_info.description for metric_info in all_infos} | EXTRA_COLUMN_SENTENCES
     labels = [heading.partition(' (')[0] for heading in headings]
     if HEADLINE_METRIC.label in labels and 'alpha_1' not in labels:
@@ -46,7 +50,7 @@ def make_run_row(run: RunResult) -> dict:
     return dict(
         run=run.name,
         notes=run.notes,
-        **{info.name: run.get_last(info.name) for info in RUN_METRIC_INFOS},
+        **{info.name: run.get_last(info.name) for info in list_run_metrics()},
         seed=run.seed,
         row=run.group_name,
         outcome=run.outcome,
@@ -57,12 +61,12 @@ def make_run_row(run: RunResult) -> dict:
 
 
 def format_run_cells(row: dict) -> list[str]:
-    """Format a row of `make_run_row` as cells under RUN_HEADINGS."""
+    """Format a row of `make_run_row` as cells under the headings of `list_run_headings`."""
     emergence = row['emergence']
     span = merge_emergence([emergence and (emergence['after'], emergence['at'])])
     return [
         row['run'],
-        *('-' if row[info.name] is None else info.format_value(row[info.name]) for info in RUN_METRIC_INFOS),
+        *('-' if row[info.name] is None else info.format_value(row[info.name]) for info in list_run_metrics()),
         '-' if row[HEADLINE_METRIC.name] is None else span.format_cell(),
         'layer {} head {}'.format(*emergence['head']) if emergence and emergence['head'] else '-',
         row['outcome'] + ('' if row['probes'] else ', no probe'),
@@ -82,7 +86,7 @@ def make_metric_table(records: list[dict], published: Mapping[str, object]) -> t
     last_values = {name: value for record in records for name, value in record.items()}
     headings = ['number', 'value', 'published', 'what it is']
     rows = []
-    for info in RUN_METRIC_INFOS:
+    for info in list_run_metrics():
         if info.name in last_values and info.name not in ('step', 'seconds'):
             value = published.get(info.name)
             published_text = f'{value:.2f} {info.unit}'.rstrip() if isinstance(value, int | float) else ''

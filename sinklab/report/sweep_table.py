@@ -10,12 +10,12 @@ from sinklab.configs.publications import NOT_MEASURED
 from sinklab.metrics.emergence import estimate_step, find_emergence, merge_emergence
 from sinklab.metrics.metric import MetricInfo, format_fixed
 from sinklab.metrics.registry import HEADLINE_METRIC, METRIC_INFOS, VALID_LOSS, find_metric_info
-from sinklab.report.statistics import compute_mean_interval
+from sinklab.report.statistics import MIN_SAMPLES, compute_mean_interval
 from sinklab.run_dir import RunDir
 
-COMPARED_METRICS = [number.name for number in METRIC_INFOS if number.in_sweep]
 LOSS_METRIC = VALID_LOSS.name
 MAX_NAMED_ROWS = 6
+FEW_SEEDS_SENTENCE = f' Fewer than {MIN_SAMPLES} seeds (n) say little.'
 EMERGENCE_METRIC = 'emergence/step'  # the midpoint between the two probes between which the sink of a run emerges
 # The steps of these two probes. The start is missing if the sink is there at the first probe.
 EMERGENCE_START_METRIC, EMERGENCE_END_METRIC = 'emergence/after', 'emergence/at'
@@ -107,10 +107,14 @@ def make_row(result: RowResult, baseline: RowResult | None) -> dict:
     )
 
 
+def list_standard_metrics() -> list[str]:
+    return [info.name for info in METRIC_INFOS if info.in_sweep]
+
+
 def list_compared_metrics(result: RowResult) -> list[str]:
     """List the metrics to compare: standard ones, other published ones of the row, emergence and loss."""
     published = [name for name in result.row_info['published'] if name != 'fails']  # part of the outcome column
-    return list(dict.fromkeys([*COMPARED_METRICS, *published, EMERGENCE_METRIC, LOSS_METRIC]))
+    return list(dict.fromkeys([*list_standard_metrics(), *published, EMERGENCE_METRIC, LOSS_METRIC]))
 
 
 def get_values(result: RowResult, metric_name: str) -> dict[int | str, float]:
@@ -218,9 +222,9 @@ def format_headline(rows: list[dict]) -> str:
         by_rate = sorted(rates, key=lambda name: rates[name]['mean'])
         names = [by_rate[0], by_rate[-1]]
     texts = [f'{rates[name]["mean"]:.1f} % for {name} (n = {rates[name]["n"]})' for name in names]
-    if len(names) < len(rates):
-        return f'{HEADLINE_METRIC.label} is from {" to ".join(texts)}.'
-    return f'{HEADLINE_METRIC.label} is {", ".join(texts)}.'
+    rates_text = f'from {" to ".join(texts)}' if len(names) < len(rates) else ', '.join(texts)
+    has_few_seeds = min(rates[name]['n'] for name in names) < MIN_SAMPLES
+    return f'{HEADLINE_METRIC.label} is {rates_text}.{FEW_SEEDS_SENTENCE if has_few_seeds else ""}'
 
 
 def format_brief_outcome(row: dict) -> str:
@@ -230,10 +234,9 @@ def format_brief_outcome(row: dict) -> str:
 
 def list_shown_metrics(rows: list[dict]) -> list[str]:
     """List the metrics to show: the compared ones, other metrics of some row, emergence and loss."""
-    others = dict.fromkeys(
-        name for row in rows for name in row['ours'] if name not in (*COMPARED_METRICS, EMERGENCE_METRIC, LOSS_METRIC)
-    )
-    return [*COMPARED_METRICS, *others, EMERGENCE_METRIC, LOSS_METRIC]
+    last = EMERGENCE_METRIC, LOSS_METRIC
+    names = dict.fromkeys([*list_standard_metrics(), *(name for row in rows for name in row['ours'])])
+    return [*(name for name in names if name not in last), *last]
 
 
 def format_cell(stats: dict | None, published: object = None) -> str:

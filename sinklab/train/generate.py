@@ -93,6 +93,8 @@ def check_streaming(spec: Spec, cache: CacheConfig) -> None:
         )
     if mask.block:
         raise UserError(f'config.model.mask.block={mask.block} has no KV cache; give a run without block')
+    if spec.model.forget_gate:
+        raise UserError('config.model.forget_gate=True has no KV cache; give a run without forget_gate')
     feature_map = spec.model.attention.feature_map
     if feature_map != 'identity' and any(layer_type.position == 'rotary' for layer_type in spec.model.layer_types):
         raise UserError(

@@ -179,7 +179,8 @@ def train(
                 logger.report_record(logger.make_record(step_num - 1, metrics), logger.is_logged(step_num - 1))
             due_evals = evaluator.find_due(step_num)
             due_functions = [function for function, every in state_callbacks if is_due(step_num, every, spec)]
-            is_save_due = is_due(step_num, spec.checkpoint.every_steps, spec)
+            checkpoint = spec.checkpoint
+            is_save_due = is_due(step_num, checkpoint.every_steps, spec) or checkpoint.is_log_step(step_num)
             if not (request or due_evals or due_functions or is_save_due):
                 unread_metrics = step_metrics
                 continue

@@ -3,6 +3,8 @@
 Weight decay is decoupled and acts on every parameter, as in the released code.
 """
 
+import jax
+import jax.numpy as jnp
 import optax
 from flax import nnx
 from optax import contrib
@@ -60,6 +62,53 @@ def make_muon(optimizer: OptimizerConfig, dimension_numbers: dict) -> optax.Grad
     )
 
 
+def make_orthoadam(optimizer: OptimizerConfig, dimension_numbers: dict) -> optax.GradientTransformation:
+    """Make OrthoAdam (Kaul et al., 2410.17174): AdamW whose moments are those of randomly rotated gradients."""
+    adam = optax.scale_by_adam(optimizer.beta1, optimizer.beta2, optimizer.epsilon)
+
+    def update(gradients: dict, state: optax.OptState, params: dict | None = None) -> tuple[dict, optax.OptState]:
+        rotated_updates, state = adam.update(rotate(gradients, dimension_numbers), state)
+        return rotate(rotated_updates, dimension_numbers, inverse=True), state
+
+    return optax.chain(
+        optax.GradientTransformation(adam.init, update),
+        optax.add_decayed_weights(optimizer.weight_decay),
+        optax.scale_by_learning_rate(make_schedule(optimizer)),
+    )
+
+
+def rotate(tree: dict, dimension_numbers: dict, inverse: bool = False) -> dict:
+    """Multiply each leaf by an orthogonal matrix of its own, or by its transpose.
+
+    It is a diagonal of random signs, then the discrete cosine transform along all axes of a matrix, or the last axis
+    of another leaf: a random orthogonal matrix of all entries, as in the paper, would not fit in memory.
+    """
+    leaves, structure = jax.tree.flatten(tree)
+    numbers = structure.flatten_up_to(dimension_numbers)
+    return structure.unflatten(
+        rotate_leaf(index, *pair, inverse) for index, pair in enumerate(zip(leaves, numbers, strict=True))
+    )
+
+
+def rotate_leaf(
+    index: int, leaf: jax.Array, numbers: contrib.MuonDimensionNumbers | None, inverse: bool
+) -> jax.Array:
+    sign = jax.random.rademacher(jax.random.key(index), leaf.shape, leaf.dtype)
+    leaf = leaf if inverse else leaf * sign
+    for axis in (leaf.ndim - 1,) if numbers is None else (*numbers.reduction_axis, *numbers.output_axis):
+        cosine = make_cosine_transform(leaf.shape[axis])
+        leaf = jnp.tensordot(leaf, cosine, (axis, 0 if inverse else 1), precision='highest')
+        leaf = jnp.moveaxis(leaf, -1, axis)
+    return leaf * sign if inverse else leaf
+
+
+def make_cosine_transform(size: int) -> jax.Array:
+    """Make the orthogonal matrix of the discrete cosine transform (type II)."""
+    frequency, time = jnp.arange(size)[:, None], jnp.arange(size)
+    cosine = jnp.cos(jnp.pi / (2 * size) * ((2 * time + 1) * frequency % (4 * size)))
+    return cosine * jnp.where(frequency == 0, size**-0.5, (2 / size) ** 0.5)
+
+
 def make_muon_dimension_numbers(parameters: nnx.State) -> dict:
     """Return the input and output axes of each matrix, without the layer axis; None for other leaves."""
 
@@ -75,7 +124,7 @@ def make_muon_dimension_numbers(parameters: nnx.State) -> dict:
 
 
 SCHEDULES = {'constant': make_constant_schedule, 'cosine': make_cosine_schedule}
-OPTIMIZERS = {'adamw': make_adamw, 'sgd': make_sgd, 'muon': make_muon}
+OPTIMIZERS = {'adamw': make_adamw, 'sgd': make_sgd, 'muon': make_muon, 'orthoadam': make_orthoadam}
 
 
 def make_schedule(optimizer: OptimizerConfig) -> optax.Schedule:

@@ -38,12 +38,18 @@ def make_document_inputs(ids_BT: jax.Array, spec: Spec) -> dict[str, jax.Array]:
     return inputs
 
 
-def make_hidden_states_fn(spec: Spec, **model_options) -> Callable:
-    """Make a function (params, ids_BT) -> (hidden_BTD, head_VD, Intermediates)."""
+def make_hidden_states_fn(spec: Spec, bits: int | None = None, **model_options) -> Callable:
+    """Make a function (params, ids_BT) -> (hidden_BTD, head_VD, Intermediates).
+
+    With `bits`, quantization of the linear maps of the blocks and of their inputs is simulated (`param_einsum`).
+    """
     graphdef, _ = state.make_abstract_model(spec)
 
     def apply_model(params: dict, ids_BT: jax.Array) -> tuple:
         model = nnx.merge(graphdef, params)
+        for _, node in nnx.iter_graph(model) if bits else ():
+            if isinstance(node, nnx.Param):
+                node.set_metadata(bits=bits)
         hidden_BTD, intermediates = model.compute_hidden(ids_BT, **make_document_inputs(ids_BT, spec) | model_options)
         return hidden_BTD, model.head[...], intermediates
 

@@ -183,6 +183,8 @@ def digest_array(array: object) -> str:
 ADDED_FIELDS = (
     'model.global_layers',
     'model.scaled_embedding',
+    'checkpoint.schedule',
+    'model.forget_gate',
 )
 
 
@@ -316,7 +318,7 @@ def record_training() -> dict:
     from orbax.checkpoint import v1 as ocp
 
     results = {}
-    for row in ('softmax', 'sigmoid_apple'):
+    for row in ('softmax', 'sigmoid_minus_log_t'):
         changes = {
             'data.source': 'text:corpus.jsonl',
             'optimizer.steps': 20,

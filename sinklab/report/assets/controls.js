@@ -46,19 +46,20 @@ class Controls {
     const menu = getElement(name);
     const maps = this.data.figures.filter(figure => figure.kind === 'heads').flatMap(figure => figure.maps);
     const count = Math.max(0, ...maps.map(map => map[axis]));
-    const options = Array.from({ length: count }, (_, index) => `<option>${index + 1}</option>`);
+    const options = Array.from({ length: count }, (_, index) => `<option>${index}</option>`);
     menu.closest('label').hidden = !count;
     menu.insertAdjacentHTML('beforeend', options.join(''));
     menu.addEventListener('change', () => {
-      state[name] = +menu.value;
+      state[name] = menu.value === '' ? null : +menu.value;
       requestUpdate('draw');
     });
   }
 
-  // Show one head, or all for 0.
+  // Show one head, or all for null.
   selectHead(layer, head) {
-    getElement('layer').value = state.layer = layer;
-    getElement('head').value = state.head = head;
+    Object.assign(state, { layer, head });
+    getElement('layer').value = layer ?? '';
+    getElement('head').value = head ?? '';
     requestUpdate('draw');
   }
 

@@ -95,6 +95,7 @@ function computeLayout(panel, lines, width) {
     ticks,
     minX,
     maxX,
+    low,
     bandOpacity: Math.min(0.15, 1 / lines.filter(line => line.kind === 'mean').length),
     toX: value => left + ((value - minX) / (maxX - minX || 1)) * plotWidth,
     toY: value => TOP_MARGIN + ((high - value) / (high - low)) * (bottom - TOP_MARGIN),
@@ -121,9 +122,10 @@ function makePath(line, layout) {
   return points.length ? `M${points.join('L')}` : '';
 }
 
-// Render the area between the mean minus and plus one standard deviation.
+// Render the area between the mean minus and plus one standard deviation; that of a rate does not go below 0.
 function renderBand(line, layout) {
-  const makeEdge = sign => line.xs.map((x, index) => formatPoint(layout, x, line.ys[index] + sign * line.sds[index]));
+  const getEdge = (index, sign) => Math.max(layout.low, line.ys[index] + sign * line.sds[index]);
+  const makeEdge = sign => line.xs.map((x, index) => formatPoint(layout, x, getEdge(index, sign)));
   const d = `M${makeEdge(1).join('L')}L${makeEdge(-1).reverse().join('L')}Z`;
   return renderSvg('path', { d, fill: getColour(line.group), opacity: layout.bandOpacity });
 }
@@ -146,7 +148,7 @@ function renderPoints(data, line, layout) {
     const colour = getColour(group);
     const [fill, stroke] = isPublished ? ['var(--back)', colour] : [colour, 'var(--back)'];
     const [x, y, sd] = [layout.toX(value), line.ys[index], isPublished ? 0 : line.sds?.[index]];
-    const bar = sd ? renderSvg('path', { d: `M${x} ${layout.toY(y - sd)}V${layout.toY(y + sd)}`, stroke: colour }) : '';
+    const bar = sd ? renderSvg('path', { d: `M${x} ${layout.toY(Math.max(layout.low, y - sd))}V${layout.toY(y + sd)}`, stroke: colour }) : '';
     const title = `${data.groups[group].name}: ${formatNumber(y, 2)}${isPublished ? ' (published)' : ''}`;
     const attributes = { cx: x, cy: layout.toY(y), r: 3.5, fill, stroke, 'stroke-width': 1.5 };
     return bar + renderSvg('circle', attributes, renderTitle(title));

@@ -2,6 +2,7 @@
 const MAX_MAPS = 12; // maps before the button for all is clicked
 const MAX_HEADS = 4; // attention matrices of a run if no head is chosen
 const DIM_ALPHA = 70; // of 255
+const isHeadChosen = () => state.layer !== null || state.head !== null;
 
 class HeatMap {
   constructor(data, figureSpec, spec, container) {
@@ -9,10 +10,11 @@ class HeatMap {
     this.levels = decodeArray(spec.values);
     this.maxLevel = 2 ** (8 * this.levels.BYTES_PER_ELEMENT) - 1;
     this.cell = [0, 0]; // (row, column) under the pointer
-    this.isHeadMap = figureSpec.kind === 'heads'; // its first row, layer 1, is at the bottom
-    const { rows, columns, first_column } = spec;
+    this.isHeadMap = figureSpec.kind === 'heads'; // its first row, layer 0, is at the bottom
+    const { rows, columns, first_row, first_column } = spec;
     const renderSpans = (...texts) => texts.map(text => `<span>${text}</span>`).join('');
-    const [bottom, top] = this.isHeadMap ? [1, rows] : [rows, 1];
+    const rowEnds = [first_row + rows - 1, first_row]; // of the bottom and of the top
+    const [bottom, top] = this.isHeadMap ? rowEnds.reverse() : rowEnds;
     const columnSpans = renderSpans(first_column, figureSpec.column_name, first_column + columns - 1);
     container.className = 'map';
     container.innerHTML = `<figcaption></figcaption><div class="frame">
@@ -65,7 +67,7 @@ class HeatMap {
   }
 
   isFilteredOut(row, column) {
-    return (state.layer && row + 1 !== state.layer) || (state.head && column + 1 !== state.head);
+    return (state.layer ?? row) !== row || (state.head ?? column) !== column;
   }
 
   updateLabels() {
@@ -80,8 +82,9 @@ class HeatMap {
 
   formatCell([row, column]) {
     const { row_name, column_name } = this.figureSpec;
+    const { first_row, first_column } = this.spec;
     const value = formatNumber(this.getValue(row, column), 3);
-    return `${row_name} ${row + 1}, ${column_name} ${column + this.spec.first_column}: ${value}`;
+    return `${row_name} ${row + first_row}, ${column_name} ${column + first_column}: ${value}`;
   }
 
   // Select the cell nearest to (row, column), and show its value.
@@ -102,9 +105,9 @@ class HeatMap {
   // Show the selected head alone, or all heads if it already is the one that is shown.
   toggleHead() {
     if (!this.isHeadMap) return;
-    const [layer, head] = [this.cell[0] + 1, this.cell[1] + 1];
+    const [layer, head] = this.cell;
     const isShown = state.layer === layer && state.head === head;
-    controls.selectHead(isShown ? 0 : layer, isShown ? 0 : head);
+    controls.selectHead(isShown ? null : layer, isShown ? null : head);
   }
 }
 
@@ -131,10 +134,8 @@ class MapFigure {
   selectMaps() {
     const maps = this.spec.maps.filter(map => !state.hiddenGroups.has(this.data.runs[map.run].group));
     if (this.spec.kind === 'heads') return maps;
-    if (state.layer || state.head)
-      return maps.filter(
-        map => (!state.layer || map.layer === state.layer) && (!state.head || map.head === state.head),
-      );
+    if (isHeadChosen())
+      return maps.filter(map => (state.layer ?? map.layer) === map.layer && (state.head ?? map.head) === map.head);
     const counts = new Map();
     return maps.filter(map => {
       counts.set(map.run, (counts.get(map.run) ?? 0) + 1);
@@ -150,7 +151,7 @@ class MapFigure {
     this.button.hidden = drawnMaps.length === maps.length;
     this.button.textContent = `all ${maps.length}`;
     // The page contains matrices only of the strongest heads of each run.
-    const absence = state.layer || state.head ? 'no matrix of this head is in this page' : 'no row is shown';
+    const absence = isHeadChosen() ? 'no matrix of this head is in this page' : 'no row is shown';
     this.message.textContent = maps.length ? '' : absence;
     this.updateStep();
   }

@@ -43,7 +43,7 @@ class Panel {
   resetCursor() {
     if (!this.layout) return;
     if (this.spec.kind === 'steps') this.moveCursor(state.step);
-    else if (this.spec.kind === 'blocks' && state.layer) this.moveCursor(state.layer);
+    else if (this.spec.kind === 'blocks' && state.layer !== null) this.moveCursor(state.layer + this.layout.minX);
     else this.moveCursor(this.layout.maxX);
   }
 

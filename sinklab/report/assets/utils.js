@@ -1,7 +1,7 @@
 // Selection that all figures share, and functions for searching, formatting and escaping.
 
-// Step of the slider; layer and head from 1, or 0 for all; indices of row groups that are not shown.
-const state = { step: 0, layer: 0, head: 0, hiddenGroups: new Set() };
+// Step of the slider; layer and head from 0, or null for all; indices of row groups that are not shown.
+const state = { step: 0, layer: null, head: null, hiddenGroups: new Set() };
 
 const getElement = id => document.getElementById(id);
 
