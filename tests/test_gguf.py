@@ -13,6 +13,7 @@ from sinklab.analysis.run_model import RunModel
 from sinklab.checkpoint import checkpointer
 from sinklab.cli import hf
 from sinklab.cli.main import main
+from sinklab.configs.open_models import MODELS
 from sinklab.data import tokenizer as tokens
 from sinklab.data.sources import read_texts
 from sinklab.errors import UserError, format_extra_command
@@ -402,9 +403,9 @@ def test_gguf_file_is_imported_into_cache_once(llama, capsys):
     assert capsys.readouterr().err.count('importing') == 1
 
 
-# Two published models, which `make models` downloads.
+# Three published models, which `make models` downloads.
 SAMPLE_TEXT = 'The first token receives 42 % of the attention.\n\n    def sink(x): return x[0]  # naïve, 注意, ☃\n'
-SMOLLM2, GEMMA = 'SmolLM2-135M-Instruct.Q4_1.gguf', 'gemma-3-270m-Q4_K_M.gguf'
+SMOLLM2, GEMMA, QWEN = (model['file'] for model in MODELS.values())
 
 
 def find_published_model(name):
@@ -426,9 +427,11 @@ def smollm2(published_cache, monkeypatch):
 
 
 @pytest.mark.slow
-def test_smollm2_continues_text_about_france(smollm2, capsys):
+@pytest.mark.parametrize('name', [SMOLLM2, QWEN])
+def test_chat_model_continues_text_about_france(smollm2, name, capsys):
+    path = find_published_model(name)
     prompt = 'The capital of France is'
-    assert main(['sample', f'gguf:{smollm2}', f'--prompt={prompt}', '--tokens=8', '--temperature=0']) == 0
+    assert main(['sample', f'gguf:{path}', f'--prompt={prompt}', '--tokens=8', '--temperature=0']) == 0
     assert 'Paris' in capsys.readouterr().out
 
 
@@ -448,9 +451,9 @@ def test_smollm2_keeps_its_logits_through_import_and_export(smollm2, tmp_path, c
 
 
 @pytest.mark.slow
-def test_smollm2_and_gemma_read_texts_with_tokenizer_of_their_files(smollm2):
+def test_published_models_read_texts_with_tokenizer_of_their_files(smollm2):
     begins_with_bos = {}
-    for path in smollm2, find_published_model(GEMMA):
+    for path in map(find_published_model, (SMOLLM2, GEMMA, QWEN)):
         folder = gguf.convert_gguf(f'gguf:{path}')
         tokenizer = transformers.AutoTokenizer.from_pretrained(folder)
         original = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
@@ -459,4 +462,4 @@ def test_smollm2_and_gemma_read_texts_with_tokenizer_of_their_files(smollm2):
         assert not any('BOS' in remark for remark in gguf.read_remarks(folder))
         assert tokenizer.decode(ids, skip_special_tokens=True) == SAMPLE_TEXT
         begins_with_bos[path.name] = ids[0] == tokenizer.bos_token_id
-    assert begins_with_bos == {SMOLLM2: False, GEMMA: True}
+    assert begins_with_bos == {SMOLLM2: False, GEMMA: True, QWEN: False}
