@@ -275,10 +275,7 @@ TRAINING_METRICS = {
 
 # Metrics of separate passes: sinklab/analysis and sinklab/cli/stream.py.
 ON_REQUEST_METRICS = {
-    **{
-        info.name: (f'measure {option}', info.unit, escape_markdown_text(info.description))
-        for info, option in REQUESTED_METRIC_INFOS.items()
-    },
+    **{info.name: ('measure', info.unit, escape_markdown_text(info.description)) for info in REQUESTED_METRIC_INFOS},
     'perplexity': ('stream', '', 'Perplexity of a long text with a KV cache of first and recent tokens.'),
 }
 # Metrics that sinklab/report/sweep_table.py computes from the records of a finished run.

@@ -40,8 +40,8 @@ def open(model_ref: str, *, bos: str = 'auto', dtype: str | None = None) -> 'Ope
 
     Returns:
         An `OpenedRun`, or an `OpenedModel` for `hf:` and `gguf:`. Both have `.attention(text)`,
-        `.measure(name, text)`, `.loss(text)`, `.compare(text, edits)`, `.logits(text)`, `.cache(text)`, `.model` and
-        `.tokenizer`; a run also has `.steps`, `.at(step)`,
+        `.measure(name, text)`, `.loss(text)`, `.compare(text, edits)`, `.logits(text)`, `.cache(text)`, `.model`,
+        `.tokenizer` and further functions (docs/tutorials/interventions.md); a run also has `.steps`, `.at(step)`,
         `.curve(name)`, `.params(step)` and `.spec`. Parameters are read when they are first needed.
 
     Raises:

@@ -18,6 +18,7 @@ from sinklab.escape import FIGURE_RC_PARAMS
 from sinklab.metrics.metric import MetricContext
 from sinklab.metrics.registry import select_by_name, select_measurable
 from sinklab.metrics.sink import compute_importance, is_sink, normalize_rows
+from sinklab.model.layers import NORM_PLACEMENTS
 from sinklab.run_dir import select_steps
 
 
@@ -115,6 +116,10 @@ def extract_attention(arrays: dict[str, Any]) -> dict[str, Any]:
     return {name: arrays[name] for name in ('attention_LPHTS',) if name in arrays}
 
 
+def extract_residual(arrays: dict[str, Any]) -> dict[str, Any]:
+    return {'residual_LPTD': arrays['residual_LPTD']}
+
+
 class OpenedModel:
     """A run or a Hugging Face model that is open for reading; `sinklab.open` makes it."""
 
@@ -169,6 +174,12 @@ class OpenedModel:
             )
         return ids_PT
 
+    def _encode_one(self, text: Text) -> np.ndarray:
+        ids_PT = self.ids(text)
+        if len(ids_PT) > 1:
+            raise UserError(f'give one text, not {text!r:.80}; call the function once for each text')
+        return ids_PT
+
     def _apply(self, edit: Edits, ids_PT: np.ndarray) -> MeasurableModel:
         """Return a copy of the model with edits, which must fit the texts; without edits, the model itself."""
         subject = self.subject
@@ -186,9 +197,7 @@ class OpenedModel:
         Raises:
             UserError: The text is empty, or longer than the model reads, or an edit does not fit the model.
         """
-        ids_PT = self.ids(text)
-        if len(ids_PT) > 1:
-            raise UserError(f'attention() takes one text, not {text!r:.80}; call it once for each text')
+        ids_PT = self._encode_one(text)
         arrays = self._apply(edit, ids_PT).capture(ids_PT, extract_attention)
         tokens = self.subject.decode_tokens(ids_PT[0])
         matrix_LHTS = arrays['attention_LPHTS'][:, 0]
@@ -223,7 +232,7 @@ class OpenedModel:
             if not name.removeprefix('sink/').isdecimal():
                 raise UserError(f'threshold={threshold} is for sink/1, sink/2 and so on, not for {name!r}; remove it')
             length = ids_PT.shape[1]
-            name = f'{name}/T{length}@{threshold}'
+            name = f'{name}/T{length}@{threshold:g}'
             overrides |= dict(lengths=(length,), thresholds=(threshold,))
         numbers = self._measure(self._apply(edit, ids_PT), ids_PT, (name,), **overrides)
         return numbers.get(name, numbers)
@@ -280,7 +289,7 @@ class OpenedModel:
 
     def top_tokens(self, text: Text, k: int = 5, edit: Edits = None) -> list[tuple[str, float]]:
         """Return the k most likely tokens after a text, with their probabilities, in descending order."""
-        logit_V = self.logits(text, edit)[0, -1].astype(float)
+        logit_V = self.logits(self._encode_one(text), edit)[0, -1].astype(float)
         weight_V = np.exp(logit_V - logit_V.max())
         top_ids = np.argsort(-weight_V)[:k]
         return [*zip(self.subject.decode_tokens(top_ids), (weight_V / weight_V.sum())[top_ids].tolist(), strict=True)]
@@ -308,7 +317,11 @@ class OpenedModel:
     def logit_lens(self, text: Text, edit: Edits = None) -> np.ndarray:
         """Compute logits (layers, texts, tokens, vocabulary) of all hidden states by the final norm and the head."""
         self._apply(Edit('residual'), self.ids(text))  # refuses models without one vector per token
-        return np.stack([self._compute_head(residual_PTD) for residual_PTD in self.cache(text, edit)['residual']])
+        return np.stack([self._compute_head(residual_PTD) for residual_PTD in self._compute_residual(text, edit)])
+
+    def _compute_residual(self, text: Text, edit: Edits) -> np.ndarray:
+        ids_PT = self.ids(text)
+        return self._apply(edit, ids_PT).capture(ids_PT, extract_residual)['residual_LPTD'].astype(np.float32)
 
     def _compute_head(self, residual_PTD: np.ndarray) -> np.ndarray:
         """Compute logits_PTV of hidden states, by a forward pass in which the last block returns them."""
@@ -341,7 +354,7 @@ class OpenedModel:
 
         def compute_part(ablation: Edit) -> np.ndarray:
             """Return what the hidden states lose in each layer if only these outputs are 0."""
-            return np.diff(cache['residual'] - self.cache(text, [*kept, ablation])['residual'], axis=0, prepend=0)
+            return np.diff(cache['residual'] - self._compute_residual(text, [*kept, ablation]), axis=0, prepend=0)
 
         ffn_LPTD = compute_part(Edit('ffn'))
         heads = range(places['head'].heads)
@@ -356,7 +369,8 @@ class OpenedModel:
         bias_V, matrix_DV = logit_NV[width], logit_NV[:width] - logit_NV[width]
         logit_PTV, linear_PTV = self.logits(text) - bias_V, last_PTD @ matrix_DV
         scale_PT = (logit_PTV * linear_PTV).sum(-1) / (linear_PTV**2).sum(-1)
-        if not np.allclose(scale_PT[..., None] * linear_PTV, logit_PTV, atol=1e-3 * np.abs(logit_PTV).max()):
+        tolerance = (1e-3 if self.subject.dtype == 'float32' else 1e-2) * np.abs(logit_PTV).max()
+        if not np.allclose(scale_PT[..., None] * linear_PTV, logit_PTV, atol=tolerance):
             raise UserError(f'the logits of {self!r} are not linear after the final norm, as with softcapping')
         direction_V = np.zeros(len(bias_V), np.float32)
         for sign, name in [(1, token)] if other is None else [(1, token), (-1, other)]:
@@ -371,7 +385,7 @@ class OpenedModel:
             'rest': rest_PTD @ column_D * scale_PT + bias_V @ direction_V,
         }
 
-    def sweep(
+    def sweep_edit(
         self,
         text: Text,
         edit: Edit,
@@ -386,6 +400,8 @@ class OpenedModel:
             score: A function of the logits (texts, tokens, vocabulary); None: the mean loss.
             over: The fields of `Edit` that are the axes of the array, such as `('layers', 'heads')`.
         """
+        if not isinstance(edit, Edit):
+            raise UserError(f'sweep_edit() takes one Edit, not {edit!r:.80}')
         ids_PT = self.ids(text)
         self._apply(edit, ids_PT)
         indices = self.subject.editable_arrays[edit.target].list_indices(ids_PT.shape[1])
@@ -443,6 +459,11 @@ class OpenedRun(OpenedModel):
     def spec(self) -> Any:
         """The config of the run as a frozen dataclass, `sinklab.config.spec.Spec`."""
         return self.subject.spec
+
+    def attribute_logits(self, text: Text, token: int | str, other: int | str | None = None) -> dict[str, np.ndarray]:
+        if NORM_PLACEMENTS[self.spec.model.norm].joined:
+            raise UserError(f'{self!r} has norms after the sum of a branch, which scale what earlier layers added')
+        return super().attribute_logits(text, token, other)
 
     @property
     def steps(self) -> list[int]:

@@ -59,6 +59,7 @@ def test_open_reads_run_without_corpus_and_writes_nothing(trained_run, monkeypat
     ids_PT = run.ids('import os')
     assert run.loss(ids_PT) == run.loss(ids_PT[0].tolist()) == run.loss('import os')
     assert run.measure('sink/1', ids_PT, threshold=0.4) == run.measure('sink/1@0.4', 'import os')
+    assert run.measure('sink/1', ids_PT, threshold=1 / 3) == run.measure('sink/1', ids_PT, threshold=0.333333)
     logits_BTV, captured = run.model(ids_PT, capture=True)
     np.testing.assert_allclose(run.logits('import os'), logits_BTV, atol=1e-5)
     np.testing.assert_allclose(result.matrix_LHTS, captured.attention_BHTS[:, 0], atol=1e-6)
@@ -118,6 +119,8 @@ def test_run_returns_parameters_of_steps_and_curves_as_frames(trained_run):
     [
         (lambda run: run.attention(['one text', 'another']), 'one text'),
         (lambda run: run.attention(123), '123'),
+        (lambda run: run.top_tokens(['one text', 'another']), 'one text'),
+        (lambda run: run.sweep_edit('some words', [sinklab.Edit('ffn')]), 'one Edit'),
         (lambda run: run.loss(123), '123'),
         (lambda run: run.curve('loss'), 'did you mean valid/loss'),
         (lambda run: run.measure('sink1', 'some words'), 'did you mean sink/1'),
@@ -126,7 +129,7 @@ def test_run_returns_parameters_of_steps_and_curves_as_frames(trained_run):
         (lambda run: run.loss([[3, 99999]]), '99999'),
         (lambda run: run.loss([[3], [4, 5]]), '4, 5'),
         (lambda run: run.attribute_logits('some words', 'some words'), 'some words'),
-        (lambda run: run.sweep('some words', sinklab.Edit('ffn'), over=('layer',)), 'did you mean layers'),
+        (lambda run: run.sweep_edit('some words', sinklab.Edit('ffn'), over=('layer',)), 'did you mean layers'),
         (lambda run: run.measure('sink/1', 'some words', treshold=0.2), 'did you mean thresholds'),
     ],
 )

@@ -133,13 +133,13 @@ def test_patched_activations_give_logits_of_hooked_transformers(model):
 
 def test_sweep_scores_each_layer_and_position(model):
     edit = Edit('residual', value=model.opened.cache(OTHER_PT)['residual'])
-    actual = model.opened.sweep(IDS_PT, edit, lambda logits: logits[0, -1, TOKEN])
+    actual = model.opened.sweep_edit(IDS_PT, edit, lambda logits: logits[0, -1, TOKEN])
     residuals = model.record(OTHER_PT, 'register_forward_hook', model.layers)
     assert actual.shape == (len(model.layers), IDS_PT.shape[1])
     for index, layer in enumerate(model.layers):
         logits = model.run(IDS_PT, ('register_forward_hook', layer, replace_output(residuals[index]))).logits
         assert actual[index, POSITION] == pytest.approx(logits[0, -1, TOKEN].item(), abs=1e-5)
-    losses = model.opened.sweep(IDS_PT, Edit('head'), over=('layers', 'heads'))
+    losses = model.opened.sweep_edit(IDS_PT, Edit('head'), over=('layers', 'heads'))
     assert losses[LAYER, HEAD] == model.opened.loss(IDS_PT, Edit('head', layers=LAYER, heads=HEAD))
 
 

@@ -32,7 +32,14 @@ TRIAL_IDS = np.zeros((1, 2), np.int64)
 EAGER = 'eager_attention_forward'  # the function of a modeling file that computes attention
 # Names of the module of a layer whose output is added to the hidden states as that of the FFN; the first one that
 # exists is taken, since transformers has no common name.
-FFN_NAMES = 'post_feedforward_layernorm', 'mlp', 'feed_forward', 'block_sparse_moe', 'ffn'
+FFN_MODULE_NAMES = (
+    'post_feedforward_layernorm',
+    'post_mlp_layernorm',
+    'mlp',
+    'feed_forward',
+    'block_sparse_moe',
+    'ffn',
+)
 
 # Arrays of one layer, under the names of sinklab.metrics.metric without the letter L.
 LayerArrays = dict[str, np.ndarray]
@@ -104,8 +111,8 @@ class AttentionRecorder:
                 stack.enter_context(replaced_attributes(code, {EAGER: attend}))
             for layer in self.layers:
                 stack.enter_context(layer.register_forward_hook(self.on_layer_output))
-                ffn = next((getattr(layer, name) for name in FFN_NAMES if hasattr(layer, name)), None)
-                if ffn is not None:
+                ffn = next((getattr(layer, name) for name in FFN_MODULE_NAMES if hasattr(layer, name)), None)
+                if ffn is not None and not hasattr(layer, 'shared_mlp'):  # Granite adds the outputs of two modules
                     stack.enter_context(ffn.register_forward_hook(lambda *args: self.edit_output('ffn', args[-1])))
             stack.enter_context(torch.inference_mode())
             yield

@@ -332,7 +332,7 @@ class MeasureJob:
             if self.request.gradients:
                 ratio_LP = compute_first_ratio(self.model.compute_gradient_norms(ids_PT, position_T))
                 numbers['gradient_sink_ratio'] = float(np.median(ratio_LP))
-                numbers |= name_by_layer('gradient_sink_ratio', np.median(ratio_LP, 1))
+                numbers |= name_by_layer('gradient_sink_ratio', np.median(ratio_LP, 1), first=0)
         return dataclasses.replace(measurement, numbers=measurement.numbers | numbers)
 
 

@@ -54,27 +54,30 @@ OFFLINE_METRICS = (
 )
 METRIC_INFOS = [info for metric in METRICS for info in metric.infos]
 OFFLINE_METRIC_INFOS = [info for metric in OFFLINE_METRICS for info in metric.infos]
-# {number that `sinklab measure` computes on request, since it needs more passes: option}.
-REQUESTED_METRIC_INFOS = {
-    MetricInfo('loss', 'loss', 'Mean of -log p of every token but the first.', 'nats'): '--loss',
+# Numbers that `sinklab measure` computes on request, since they need more passes.
+REQUESTED_METRIC_INFOS = (
+    MetricInfo('loss', 'loss', '`--loss`: mean of -log p of every token but the first.', 'nats'),
     MetricInfo(
         'loss/int{k}',
         'loss, int{k}',
-        'The loss after weights and inputs of all linear maps but embedding and head are rounded to the nearest of '
-        '2^k - 1 values from -m to m (m: largest |x| of an output channel, and of the input for one text).',
+        '`--quantize=k`: the loss after weights and inputs of all linear maps but embedding and head are rounded to '
+        'the nearest of 2^k - 1 values from -m to m (m: largest |x| of an output channel, or the input for a text).',
         'nats',
-    ): '--quantize',
+    ),
     MetricInfo(
         'gradient_sink_ratio',
-        'gradient sink',
-        'Norm of the gradient of the loss at the first token over the mean of the others, at the normalized input of '
-        'attention (Chen et al., 2603.17771): median over layers and texts.',
+        'gradient-sink ratio',
+        '`--gradients`: norm of the gradient of the loss at the first token over the mean of the others, at the '
+        'normalized input of attention (Chen et al., 2603.17771): median over layers and texts.',
         digits=2,
-    ): '--gradients',
+    ),
     MetricInfo(
-        'gradient_sink_ratio/{k}', 'gradient sink {k}', 'The same for one block: median over texts.', digits=2
-    ): '--gradients',
-}
+        'gradient_sink_ratio/{k}',
+        'gradient-sink ratio {k}',
+        'The same for one layer, from 0: median over texts.',
+        digits=2,
+    ),
+)
 FIGURES = [metric.figure for metric in METRICS if metric.figure]
 # Numbers of records that are no metrics, or the first parts of their names.
 OTHER_NUMBERS = 'step', 'seconds', 'train', 'valid', 'speed', 'data', 'loss', 'perplexity', 'fails', 'emergence'

@@ -37,7 +37,7 @@ def compute_sink_positions(attention, context: MetricContext) -> Arrays:
     return {
         'place_LPH': alpha_LPHJ.argmax(-1),
         'most_LPH': alpha_LPHJ.max(-1),
-        'null_LPH': is_sink(alpha_LPHJ[..., 1:]).sum(-1) / max(1, context.length // 2 - 1),
+        'other_LPH': is_sink(alpha_LPHJ[..., 1:]).sum(-1) / max(1, context.length // 2 - 1),
         'received_LPJ': alpha_LPHJ.mean(2),
     }
 
@@ -50,7 +50,7 @@ def compute_position_numbers(arrays: Arrays, context: MetricContext) -> dict[str
         f'place/{k + 1}': 100 * float((has_sink & (position == k)).sum()) / count for k in range(context.keys)
     }
     beyond = 100 * float((has_sink & (position >= context.keys)).sum()) / count
-    rates = {'sink/any': compute_sink_rate(arrays['most_LPH']), 'sink/null': 100 * float(arrays['null_LPH'].mean())}
+    rates = {'sink/any': compute_sink_rate(arrays['most_LPH']), 'sink/other': 100 * float(arrays['other_LPH'].mean())}
     return rates | position_rates | {'place/beyond': beyond}
 
 
@@ -115,8 +115,8 @@ METRICS = (
                 1,
             ),
             MetricInfo(
-                'sink/null',
-                'Sink_null',
+                'sink/other',
+                'Sink_other',
                 'The same share for a token that is not the first: share of (text, layer, head, k) with an alpha_k '
                 'above 0.3, k from 2 to the middle of the text.',
                 '%',

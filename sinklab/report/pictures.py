@@ -108,7 +108,9 @@ def draw_line(
         style |= dict(alpha=0.35, linewidth=0.7)
     if line.get('dots') or len(x) == 1:
         spread = [y - low, line['sd']] if 'sd' in line else None
-        artist = axes.errorbar(x, y, spread, color=style['color'], fmt='o', markersize=4, capsize=2)
+        artist = axes.errorbar(
+            x, y, spread, color=style['color'], alpha=style.get('alpha'), fmt='o', markersize=4, capsize=2
+        )
     else:
         (artist,) = axes.plot(x, y, **style)
         if 'sd' in line:
