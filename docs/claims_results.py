@@ -34,12 +34,12 @@ DISCUSSION_HEADING = '## Claims that are contradicted, not seen or unsettled\n'
 # Statements of configs/open_models.py that are about a claim: {claim: (experiment, statements)}.
 OPEN_MODEL_STATEMENTS = {
     'emerges': ('inputs', ('Natural text has a sink.',)),
-    'spikes': ('spikes', ('A text has massive activations.',)),
+    'spikes': ('spikes', ('Natural text has massive activations.',)),
     'domains': (
         'domains',
         tuple(f'The domain hardly matters: {domain}.' for domain in ('code', 'logs', 'german', 'japanese')),
     ),
-    'streaming': ('streaming', ('Without the first token it breaks.', 'One first token is enough.')),
+    'streaming': ('streaming', ('Streaming needs the first token.', 'Streaming needs no other first tokens.')),
 }
 COLOUR_OF_VERDICT = {'holds': '#009E73', 'contradicted': '#D55E00', 'not seen': '#0072B2', 'unsettled': '#999999'}
 README_CLAIMS = 'sigmoid_minus_log_t', 'column_k', 'rate_lower', 'column_v', 'batch_small'  # against softmax
@@ -132,12 +132,10 @@ def format_open_models() -> str:
     lines = []
     for claim, (experiment, selected) in OPEN_MODEL_STATEMENTS.items():
         entries = open_model_results.load_results()['experiments'][experiment].values()
-        statements = [
-            statement
-            for statement in open_models.EXPERIMENTS[experiment]['statements']
-            if statement['statement'] in selected
+        statements = {entry['statement']: entry for entry in open_models.EXPERIMENTS[experiment]['statements']}
+        judged = [
+            open_model_results.judge_statement(statements[name], entry) for name in selected for entry in entries
         ]
-        judged = [open_model_results.judge_statement(item, entry) for item in statements for entry in entries]
         num_holding = sum(text.startswith('holds') for text in judged)
         lines.append(f'- `{claim}`: {" ".join(selected)} {num_holding} of {len(judged)} hold.\n')
     return ''.join(lines)

@@ -70,12 +70,14 @@ def test_signals_within_interval_count_once_and_later_signal_interrupts(monkeypa
         (UserError('no room'), 'refused', 1, 'no room'),
         (OSError(28, 'No space left'), 'refused', 1, 'No space left'),
         (FileNotFoundError(2, 'missing'), 'lost', 75, 'missing'),
-        (JaxRuntimeError('INTERNAL'), 'lost', 75, 'jax.errors.JaxRuntimeError: INTERNAL'),
+        (JaxRuntimeError('INTERNAL'), 'lost', 75, 'JaxRuntimeError: INTERNAL'),
         (KeyError(3), 'crashed', 1, 'KeyError: 3'),
     ],
     ids=str,
 )
 def test_write_outcome_records_and_reraises_every_exit_kind(tmp_path, error, kind, code, message):
+    if isinstance(error, KeyError):
+        error.add_note('a note of jax')
     folder = RunDir(tmp_path)
     write_checkpoints(folder, 4)
     (folder.path / 'metrics.jsonl').write_text('{"step": 4}\n{"step": 5}\n{"st')
@@ -94,6 +96,7 @@ def test_write_outcome_records_and_reraises_every_exit_kind(tmp_path, error, kin
     else:
         exit_run()
     outcome = folder.read_json('outcome')
+    assert 'a note' not in outcome['message']
     assert message in outcome.pop('message')
     assert outcome == dict(kind=kind, step=5, checkpoint=4, exit_code=code)
 

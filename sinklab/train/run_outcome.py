@@ -78,7 +78,7 @@ def make_outcome(run_dir: RunDir, error: BaseException | None) -> dict[str, str 
 
 def classify_error(error: BaseException) -> ExitStatus:
     """Return the exit status of an error, by whether the user, the run, the machine or the code caused it."""
-    message = ' '.join(traceback.format_exception_only(error)[-1].split())
+    message = format_error(error, with_type=True, max_length=None)  # without the notes that jax adds
     trace = ''.join(traceback.format_exception(error))
     match error:
         case UserError():
