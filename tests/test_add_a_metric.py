@@ -21,9 +21,8 @@ def test_file_of_user_adds_metric_and_activation_to_all_outputs(tmp_path):
         run = tmp_path / 'runs' / name
         last_record = json.loads((run / 'metrics.jsonl').read_text().splitlines()[-1])
         *_, newest_probe = sorted((run / 'probe').glob('*.npz'))
-        assert (
-            0 < last_record['alpha/previous'] == pytest.approx(np.load(newest_probe)['previous_LH'].mean(), rel=1e-5)
-        )
+        mean = np.load(newest_probe)['previous_LH'].mean()
+        assert 0 < last_record['alpha/previous'] == pytest.approx(mean, rel=1e-5)
     report_html = (tmp_path / 'runs' / 'report.html').read_text()
     assert '>alpha_previous</th>' in report_html
     assert 'Who looks at the previous token' in report_html
