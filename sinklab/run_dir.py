@@ -383,12 +383,15 @@ def check_has_run(run_dir: RunDir) -> None:
             f'{run_dir} is an open model and no run; give {path} to a command that takes open models, '
             f'or make a run of it: {command}'
         )
-    if runs := [
-        str(path.parent) for depth in ('*', '*/*') for path in sorted(run_dir.path.glob(f'{depth}/row.json'))
-    ]:
-        raise UserError(f'{run_dir} is no run, but contains runs; give one of {format_names(runs)}')
+    if runs := list_contained_runs(run_dir.path):
+        raise UserError(f'{run_dir} is no run, but contains runs; give one of {format_names(list(map(str, runs)))}')
     problem = 'contains no run' if run_dir.path.exists() else 'does not exist'
     raise UserError(f'{run_dir} {problem}; give the folder of a run')
+
+
+def list_contained_runs(folder: Path) -> list[Path]:
+    """List the run folders in a folder and in its subfolders."""
+    return sorted(file.parent for depth in ('*', '*/*') for file in folder.glob(f'{depth}/row.json'))
 
 
 def check_run_dir(run_dir: RunDir, spec: Spec, remedy: str | None = None) -> None:

@@ -16,14 +16,15 @@ def test_file_of_user_adds_metric_and_activation_to_all_outputs(tmp_path):
     (tmp_path / 'mine.py').write_text(own_file)
     outputs = {command: run_command(tmp_path, command) for command in read_commands(PAGE)}
     for verb in ('train', 'sweep', 'report', 'measure'):
-        assert 'alpha_self' in next(text for command, text in outputs.items() if f'sinklab {verb}' in command)
+        assert 'alpha_previous' in next(text for command, text in outputs.items() if f'sinklab {verb}' in command)
     for name in ('own', 'relu/softmax-0', 'relu/squared_relu-0'):
         run = tmp_path / 'runs' / name
         last_record = json.loads((run / 'metrics.jsonl').read_text().splitlines()[-1])
         *_, newest_probe = sorted((run / 'probe').glob('*.npz'))
-        assert 0 < last_record['alpha/self'] == pytest.approx(float(np.load(newest_probe)['own_LH'].mean()), rel=1e-5)
+        mean = np.load(newest_probe)['previous_LH'].mean()
+        assert 0 < last_record['alpha/previous'] == pytest.approx(mean, rel=1e-5)
     report_html = (tmp_path / 'runs' / 'report.html').read_text()
-    assert '>alpha_self</th>' in report_html
-    assert 'Who looks at itself' in report_html
+    assert '>alpha_previous</th>' in report_html
+    assert 'Who looks at the previous token' in report_html
     registered, expected = map(float, run_command(tmp_path, '.venv/bin/python -', script).split())
     assert registered == pytest.approx(expected, rel=1e-5)

@@ -9,12 +9,20 @@ import pytest
 from processes import find_free_port
 
 HERE = Path(__file__).parent
+OWN_FILE = """
+import jax
+from sinklab.model.layers import register_ffn_activation
+one = jax.numpy.ones(())
+register_ffn_activation('own', lambda x: one * x)
+"""
 
 
 @pytest.mark.exhaustive
 def test_two_processes_with_four_devices_match_one_process(tmp_path):
-    """A flag of XLA:CPU once gave wrong gradients on this layout."""
-    port, layout_flags = find_free_port(), ['--data=2', '--fsdp=4']
+    """A flag of XLA:CPU once gave wrong gradients on this layout; a file of the user starts the devices."""
+    own_file = tmp_path / 'own.py'
+    own_file.write_text(OWN_FILE)
+    port, layout_flags = find_free_port(), ['--data=2', '--fsdp=4', f'--metric={own_file}']
     command = [sys.executable, '-m', 'sinklab', 'train', '--config=configs/default.py', '--size=smoke']
     optimizer_options = dict(batch_size=16, steps=6, name='sgd', beta2=None, epsilon=None, clip_norm=None)
     command += [

@@ -235,4 +235,6 @@ def test_report_command_orders_sweep_runs_by_row(capsys, tmp_path):
         assert main(['report', *arguments, '--json']) == 0
         assert [row['run'] for row in json.loads(capsys.readouterr().out)] == names
     assert (sweep_dir / 'report.html').exists()
-    assert find_runs(str(tmp_path)) == [sweep_dir / 'a-0', sweep_dir / 'b-0'], 'of a folder of sweeps'
+    write_run(tmp_path / 'run', 'c')
+    contained_runs = [tmp_path / 'run', sweep_dir / 'a-0', sweep_dir / 'b-0']
+    assert find_runs(str(tmp_path)) == contained_runs, 'of a folder of a run and a sweep'

@@ -9,14 +9,19 @@ import pytest
 from tiny_specs import make_tiny_spec
 
 from sinklab.cli import sweep
-from sinklab.cli.config_flags import describe_changes, load_config_module, load_metric_file, load_spec
+from sinklab.cli.config_flags import (
+    describe_changes,
+    hash_registering_files,
+    load_config_module,
+    load_metric_file,
+    load_spec,
+)
 from sinklab.cli.main import main
-from sinklab.config.registration import PLACES
 from sinklab.config.seed_list import parse_seeds
-from sinklab.config.spec import FFN_NAMES
+from sinklab.config.spec import FFN_NAMES, REGISTERED
 from sinklab.errors import UserError
 from sinklab.metrics import registry
-from sinklab.metrics.metric import make_context
+from sinklab.metrics.metric import Metric, make_context
 from sinklab.model.layers import FFN_ACTIVATIONS
 from sinklab.run_dir import RunDir, read_spec
 
@@ -61,7 +66,7 @@ def own_file(tmp_path):
     yield path
     for table, entries in zip(tables, saved, strict=True):
         table[:] = entries
-    for registered in (FFN_ACTIVATIONS, PLACES):
+    for registered in (FFN_ACTIVATIONS, REGISTERED):
         registered.clear()
     FFN_ACTIVATIONS.update(saved_activations)
 
@@ -206,10 +211,11 @@ def test_parse_seeds_refuses_invalid_text_in_one_line(text):
     assert '\n' not in str(error.value)
 
 
-def test_registered_names_are_those_of_the_last_text_of_the_file(own_file):
+def test_names_of_user_are_those_of_the_last_file(own_file, tmp_path):
     load_metric_file(str(own_file))
-    own_file.write_text(REGISTRATION.replace('2 * x', '3 * x').replace('Mean.', 'Average.'))
-    load_metric_file(str(own_file))
+    other_file = tmp_path / 'other.py'
+    other_file.write_text(REGISTRATION.replace('2 * x', '3 * x').replace('Mean.', 'Average.'))
+    load_metric_file(str(other_file))
     assert FFN_ACTIVATIONS['double'][0](1) == 3
     assert [metric for metric in registry.METRICS if 'own_LH' in metric.saved_arrays] == [registry.METRICS[-1]]
     assert registry.find_metric_info('alpha/own').description == 'Average.'
@@ -219,11 +225,10 @@ def test_registered_names_are_those_of_the_last_text_of_the_file(own_file):
 @pytest.mark.parametrize(
     ('old', 'new', 'names'),
     [
-        ('alpha/own', 'sink/2', ['sink/2', 'sinklab']),
-        ('alpha/own', 'valid/loss', ['valid/loss', 'sinklab']),
-        ('double', 'swiglu', ['swiglu', 'sinklab']),
-        ("'own', lambda", "'contribution', lambda", ['contribution_LH', 'sinklab']),
-        ('lambda x: 2 * x)', "abs)\nregister_ffn_activation('double', abs)", ['double', ':5']),
+        ('alpha/own', 'sink/2', ['sink/2']),
+        ('alpha/own', 'valid/loss', ['valid/loss']),
+        ('double', 'swiglu', ['swiglu']),
+        ("'own', lambda", "'contribution', lambda", ['contribution_LH']),
         ("'query_LPTHK',", "'queries',", ['queries', 'query_LPTHK']),
         ('register_', 'len # ', []),
         ('metric(', 'metric((', ['own.py']),
@@ -237,13 +242,32 @@ def test_own_file_with_errors_is_refused_in_one_line(capsys, own_file, tmp_path,
     assert not (tmp_path / 'run').exists()
 
 
-def test_array_with_wrong_axes_is_refused(own_file):
-    own_file.write_text(REGISTRATION.replace('mean(2)', 'mean((0, 2))'))
-    load_metric_file(str(own_file))
-    context = make_context(make_tiny_spec(), 3, 0)
+@pytest.mark.parametrize(
+    ('array', 'saved_name', 'names'),
+    [
+        (np.ones((2, 4)), 'own_LH', ['own_LPH', '(2, 4)']),
+        (0.5, 'own_LH', ['own_LPH', '()']),
+        (np.ones((1, 2, 4)), 'ow_LH', ['ow_LH', 'own_LPH']),
+    ],
+)
+def test_metric_with_wrong_array_is_refused(array, saved_name, names):
+    metric = Metric(compute_arrays=lambda context: {'own_LPH': array}, saved_arrays=(saved_name,))
     with pytest.raises(UserError) as error:
-        registry.compute_arrays({'query_LPTHK': np.ones((1, 2, 3, 4, 5))}, context, registry.METRICS[-1:])
-    assert [text for text in ('own_LPH', '(2, 4)') if text not in str(error.value)] == []
+        registry.compute_arrays({}, make_context(make_tiny_spec(), 3, 0), [metric])
+    assert [text for text in names if text not in str(error.value)] == []
+
+
+def test_registering_files_are_compared_by_content(own_file, tmp_path):
+    copies = [tmp_path / name / 'own.py' for name in 'ab']
+    for copy, text in zip(copies, (REGISTRATION, REGISTRATION.replace('2 * x', '3 * x')), strict=True):
+        copy.parent.mkdir()
+        copy.write_text(text)
+    files = [own_file, *copies]
+    args = [argparse.Namespace(metric=str(file), config='configs/quickstart.py:softmax') for file in files]
+    assert list(map(hash_registering_files, args)) == [{}] * 3
+    load_metric_file(str(own_file))
+    own, equal, other = (hash_registering_files(each)['--metric own.py'] for each in args)
+    assert own == equal != other
 
 
 def test_folder_of_runs_is_refused_with_their_paths(capsys, tmp_path):

@@ -12,9 +12,9 @@ from typing import Any
 import msgspec
 
 from sinklab.config.differences import flatten_dict
-from sinklab.config.registration import PLACES
 from sinklab.config.spec import (
     NORMALIZERS_BY_SIMILARITY,
+    REGISTERED,
     SIMILARITIES_BY_NAME,
     FiniteFloat,
     Spec,
@@ -26,6 +26,7 @@ from sinklab.configs import default
 from sinklab.configs.table import find_closest_name
 from sinklab.errors import UserError, format_error, format_unknown_name, raise_errors
 from sinklab.run_dir import RunDir, read_spec
+from sinklab.storage.files import hash_file
 
 EXAMPLES = {'get_config': 'configs/quickstart.py', 'CLAIMS': 'configs/claims.py'}  # of what a config file defines
 OPERATION_FIELD = 'model.attention'  # --config.model.attention=NAME sets similarity and normalizer
@@ -293,14 +294,21 @@ def load_metric_file(file: str) -> None:
     if not Path(file).is_file():
         raise UserError(f'--metric={file} is no file; give a Python file that calls register_metric')
     run_file(f'--metric={file}', Path(file))
-    if not PLACES:
+    if not REGISTERED:
         raise UserError(f'--metric={file} registers nothing; call register_metric or register_ffn_activation in it')
 
 
 def format_metric_option(args: argparse.Namespace) -> list[str]:
     """Return --metric=FILE for another command: the file of --metric, or the config file if it registers."""
-    file = args.metric or (PLACES and split_config_path(args.config or '')[0])
+    file = args.metric or (REGISTERED and split_config_path(args.config or '')[0])
     return [f'--metric={file}'] if file else []
+
+
+def hash_registering_files(args: argparse.Namespace) -> dict[str, str]:
+    """Return {option and file name: SHA-256} of the files of --metric and --config, if names are registered."""
+    files = {'--metric': args.metric, '--config': split_config_path(args.config or '')[0]} if REGISTERED else {}
+    paths = {option: Path(file) for option, file in files.items() if file and Path(file).is_file()}
+    return {f'{option} {path.name}': hash_file(path) for option, path in paths.items()}
 
 
 def check_tables(module: Any, file: str) -> None:

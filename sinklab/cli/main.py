@@ -110,7 +110,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         args, extra_args = build_parser([command]).parse_known_args(words)
         args.parser.refuse_unknown(extra_args)
-        if getattr(args, 'metric', None):
+        if getattr(args, 'metric', None) and args.command != 'train':  # which runs it after its processes have joined
             from sinklab.cli.config_flags import load_metric_file
 
             load_metric_file(args.metric)

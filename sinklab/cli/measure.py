@@ -52,7 +52,7 @@ OPTIONS = {
     'lengths': (str, 'T,...', 'also measure Sink_1 of the first T tokens of each text, such as 16,32,64'),
     'eps': (str, 'E,...', 'thresholds on alpha for --lengths, such as 0.2,0.3 (default: 0.3)'),
     'keys': (int, 'K', 'measure the sinks of the first K tokens (default: as in the probes of the run, or 10)'),
-    'seed': (int, 'N', 'seed of random and repeated inputs (default: 0)'),
+    'seed': (int, 'N', 'seed of random, repeated and induction inputs (default: 0)'),
     'quantize': (str, 'BITS,...', 'also the loss of a run with weights and activations of so many bits, such as 8,4'),
     'positions': (str, 'KIND:K', 'replace:K gives token 1 the position of token K, and swap:K exchanges both'),
     'bos': (get_args(BosMode), 'MODE', 'BOS before each text: auto (as in training), none or force (default: auto)'),

@@ -19,7 +19,7 @@ from pathlib import Path
 from sinklab.cli import terminal
 from sinklab.errors import UserError, format_extra_command
 from sinklab.report import summary_table
-from sinklab.run_dir import RunDir
+from sinklab.run_dir import RunDir, list_contained_runs
 from sinklab.storage.files import open_writable_folder
 from sinklab.storage.paths import find_common_folder, is_remote, make_absolute, parse_path
 from sinklab.sweep import plan, results
@@ -74,8 +74,8 @@ def find_runs(pattern: str) -> list[Path]:
     if not (is_remote(pattern) and glob.has_magic(pattern)):
         path = parse_path(pattern)
         listed_paths = list_sweep_runs(path) or results.list_run_dirs(path)
-        found = (sorted(file.parent for file in path.glob(f'{depth}row.json')) for depth in ('', '*/', '*/*/'))
-        return listed_paths or next(filter(None, found), [path])
+        contained_paths = [] if RunDir(path).has_run() else list_contained_runs(path)
+        return listed_paths or contained_paths or [path]
     parent = re.findall(r'[^*?[]*/', pattern)[0]
     configs = parse_path(parent).glob(f'{pattern[len(parent) :].rstrip("/")}/config.json')
     if not (run_paths := sorted(path.parent for path in configs)):

@@ -23,7 +23,6 @@ from sinklab.cli import config_flags, hf, layout_flags, process_flags, terminal
 from sinklab.cli.flag_types import add_options
 from sinklab.cli.progress import MessageCallback, ProgressCallback, ProgressDisplay
 from sinklab.config.differences import flatten_dict
-from sinklab.config.registration import PLACES
 from sinklab.config.spec import Layout, Spec, WarmStartTakes
 from sinklab.errors import UserError
 from sinklab.process_group import (
@@ -100,7 +99,8 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
     group = join_processes(args.coordinator, args.processes, args.process, args.join_timeout)
     request = run_on_all_or_raise(group, lambda: prepare_run(args, extra_args, group))
     run_dir, row = request.run_dir, request.row
-    check_equal_on_all(group, collect_shared_settings(request.spec, request.layout, request.parent))
+    settings = collect_shared_settings(request.spec, request.layout, request.parent)
+    check_equal_on_all(group, settings | config_flags.hash_registering_files(args))
     with ProgressDisplay(terminal.make_console(stderr=True)) as display:
         callbacks = make_callbacks(args, request, display) if group.process_index == 0 else []
         loop.train(
@@ -135,6 +135,10 @@ def prepare_run(args: argparse.Namespace, extra_args: list[str], group: ProcessG
     from sinklab.train.warm_start import WarmStart
 
     run_dir = RunDir(args.workdir)
+    layout = layout_flags.parse_layout(args)
+    device_mesh.split_cpu_devices(layout, group.process_count)
+    if args.metric:  # a file of the user may start the devices
+        config_flags.load_metric_file(args.metric)
     from_flag = args.from_flag
     if from_flag and from_flag.startswith(MODEL_PREFIXES):
         if group.process_count > 1:
@@ -149,8 +153,6 @@ def prepare_run(args: argparse.Namespace, extra_args: list[str], group: ProcessG
         if parent_dir.has_run():
             parent = WarmStart(parent_dir, step, read_spec(parent_dir), takes)
     spec, row, changes = load_requested_spec(args, extra_args, run_dir, parent)
-    layout = layout_flags.parse_layout(args)
-    device_mesh.split_cpu_devices(layout, group.process_count)
     layout_flags.set_fast_compile_flags(row['size'])
     layout_flags.set_compilation_cache(args.compiled)
     return RunRequest(
@@ -266,7 +268,7 @@ def collect_shared_settings(spec: Any, layout: Any, parent: Any) -> dict[str, An
     if spec.data.source.startswith('store:'):
         del config['config.data.source']
     settings = describe_code() | flatten_dict(dataclasses.asdict(layout), 'layout') | config
-    return settings | {'--from': parent and [parent.takes, parent.step], '--metric': sorted(PLACES)}
+    return settings | {'--from': parent and [parent.takes, parent.step]}
 
 
 def print_results(run_dir: RunDir, row: dict, records: list[dict], options: list[str]) -> None:

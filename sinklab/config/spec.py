@@ -55,6 +55,7 @@ PositionName = Literal[
     'rotary',
 ]
 MAX_RELATIVE_DISTANCE = 128  # relative positions do not distinguish keys from this distance on
+REGISTERED: set[str] = set()  # 'metric NAME' and 'FFN activation NAME' of users
 FFN_NAMES = ['relu', 'gelu', 'swish', 'reglu', 'geglu', 'geglu_tanh', 'swiglu']  # and those that users register
 FFNName = Annotated[str, Meta(min_length=1, description=f'{", ".join(FFN_NAMES)}, or a registered name')]
 BackendName = Literal['auto', 'dense', 'chunked', 'tpu', 'gpu', 'cudnn']

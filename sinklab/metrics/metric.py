@@ -1,15 +1,7 @@
 """Metric entries: what a metric reads, computes, saves and shows, and the context it is computed in.
 
-A metric may read these arrays of a forward pass, of L layers and P sequences. S: the learned keys, then the text.
-
-- `attention_LPHTS`: attention matrices in float32, as the model uses them;
-- `query_LPTHK`, `key_LPSHK` and `value_LPSHK`: queries, keys and values as attention receives them;
-- `head_LPTHK`: outputs of the heads, sum_j A_ij v_j;
-- `normed_LPTD`: input of attention, the residual stream after the norm;
-- `ffn_LPTD`: what the FFN adds to the residual stream;
-- `residual_LPTD`: residual stream after each block;
-- `gate_LPTH`: mean over dimensions of the gate of attention, and `sink_LPCD`: residual stream of sink tokens, after
-  each block. Some models lack these two, so that metrics of users cannot read them.
+A metric may read `PROBE_ARRAYS`. Those of sinklab also read arrays that some models lack: `gate_LPTH`, the mean over
+dimensions of the gate of attention, and `sink_LPCD`, the residual stream of sink tokens after each block.
 """
 
 import dataclasses
@@ -21,17 +13,17 @@ import numpy as np
 
 from sinklab.config.spec import Spec
 
-# The arrays that every probe has.
-PROBE_ARRAYS = (
-    'attention_LPHTS',
-    'query_LPTHK',
-    'key_LPSHK',
-    'value_LPSHK',
-    'head_LPTHK',
-    'normed_LPTD',
-    'ffn_LPTD',
-    'residual_LPTD',
-)
+# The arrays that every probe has, of L layers and P sequences. S: the learned keys, then the text.
+PROBE_ARRAYS = {
+    'attention_LPHTS': 'attention matrices in float32, as the model uses them',
+    'query_LPTHK': 'queries as attention receives them',
+    'key_LPSHK': 'keys as attention receives them',
+    'value_LPSHK': 'values as attention receives them',
+    'head_LPTHK': 'outputs of the heads, sum_j A_ij v_j',
+    'normed_LPTD': 'input of attention, the residual stream after the norm',
+    'ffn_LPTD': 'what the FFN adds to the residual stream',
+    'residual_LPTD': 'residual stream after each block',
+}
 IMPLICIT_KEY_NORMALIZERS = ('plus_one',)  # normalizers that are softmax with a column whose key and value are zero
 
 
@@ -202,7 +194,7 @@ class Metric:
     """A metric entry: it computes numbers from arrays of a forward pass; docs/guides/add_a_metric.md registers one.
 
     Attributes:
-        inputs: Names of the arrays that it reads, which the docstring of this module lists.
+        inputs: Names of the arrays that it reads: those of `PROBE_ARRAYS`.
         compute_arrays: Function (*those arrays, context) -> arrays that the probe returns. It is compiled with the
             probe.
         compute_numbers: Function (those arrays as NumPy, context) -> numbers by name, for metrics.jsonl.

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from sinklab.config.registration import record_names
+from sinklab.config.spec import REGISTERED
 from sinklab.errors import UserError, format_unknown_name
 from sinklab.metrics import (
     angles,
@@ -91,8 +91,10 @@ HEADLINE_FIGURE = next(figure for figure in FIGURES if figure.array_name == 'alp
 def register_metric(metric: Metric) -> None:
     """Add a metric of your own: from then on probes, `measure`, reports and sweeps have it.
 
+    It replaces your metrics that have one of its names.
+
     Raises:
-        UserError: It reads an array that no probe has, or another metric has one of its names.
+        UserError: It reads an array that no probe has, or a metric of sinklab has one of its names.
     """
     for name in {*metric.inputs} - {*PROBE_ARRAYS}:
         raise UserError(format_unknown_name(f'the input {name!r} of a metric', name, PROBE_ARRAYS, 'arrays'))
@@ -101,7 +103,10 @@ def register_metric(metric: Metric) -> None:
     names = list_names(metric)
     saved_arrays = {name for other in (*METRICS, *OFFLINE_METRICS) for name in other.saved_arrays}
     taken = {name for name in names if find_metric_info(name) or name.partition('/')[0] in OTHER_NUMBERS}
-    record_names('metric', names, saved_arrays | taken)
+    for name in sorted(names & saved_arrays | taken):
+        if f'metric {name}' not in REGISTERED:
+            raise UserError(f'the metric {name} exists already; choose another name')
+    REGISTERED.update(f'metric {name}' for name in names)
     METRICS[:] = [other for other in METRICS if names.isdisjoint(list_names(other))] + [metric]
     METRIC_INFOS[:] = [info for metric in METRICS for info in metric.infos]
     FIGURES[:] = [metric.figure for metric in METRICS if metric.figure]
@@ -124,15 +129,21 @@ def compute_arrays(forward: Arrays, context: MetricContext, metrics: Metrics) ->
     """Compute the arrays of metrics from the arrays of a forward pass.
 
     Raises:
-        UserError: An array has another number of axes than the letters at the end of its name.
+        UserError: An array has another number of axes than the letters at the end of its name, or a metric saves an
+            array that no metric computes.
     """
+    metrics = select_applicable(context, metrics)
     arrays = merge_disjoint(
-        metric.compute_arrays(*(forward[name] for name in metric.inputs), context)
-        for metric in select_applicable(context, metrics)
+        metric.compute_arrays(*(forward[name] for name in metric.inputs), context) for metric in metrics
     )
     for name, array in arrays.items():
-        if array.ndim != len(name.rpartition('_')[2]):
-            raise UserError(f'a metric computes {name} with the shape {array.shape}; give one axis for each letter')
+        if np.ndim(array) != len(name.rpartition('_')[2]):
+            raise UserError(
+                f'a metric computes {name} with the shape {np.shape(array)}; give one axis for each letter'
+            )
+    for name in (name for metric in metrics for name in metric.saved_arrays):
+        if {name, name.replace('_L', '_LP')}.isdisjoint(arrays):
+            raise UserError(format_unknown_name(f'the saved array {name!r} of a metric', name, arrays, 'arrays'))
     return arrays
 
 

@@ -12,7 +12,7 @@ from jax.ad_checkpoint import checkpoint_name
 
 from sinklab.attn.operations import elu_plus_one
 from sinklab.config import spec
-from sinklab.config.registration import record_names
+from sinklab.errors import UserError
 from sinklab.parallel.param_einsum import param_einsum
 from sinklab.parallel.sharding import constrain_sharding
 
@@ -288,7 +288,7 @@ FFN_ACTIVATIONS = {  # activation, whether it is a gate
 
 
 def register_ffn_activation(name: str, activation: Callable[[jax.Array], jax.Array], is_gated: bool = False) -> None:
-    """Add an activation of your own: `model.ffn=NAME` of a config selects it.
+    """Add an activation of your own, or replace it: `model.ffn=NAME` of a config selects it.
 
     Args:
         name: Its name.
@@ -296,11 +296,13 @@ def register_ffn_activation(name: str, activation: Callable[[jax.Array], jax.Arr
         is_gated: Whether the FFN is (activation(x W_gate) * x W_in) W_out, as SwiGLU.
 
     Raises:
-        UserError: Another activation has the name.
+        UserError: An activation of sinklab has the name.
     """
-    record_names('FFN activation', [name], FFN_ACTIVATIONS)
     if name in FFN_ACTIVATIONS:
+        if f'FFN activation {name}' not in spec.REGISTERED:
+            raise UserError(f'the FFN activation {name} exists already; choose another name')
         jax.clear_caches()  # compiled programs have the function that is replaced
+    spec.REGISTERED.add(f'FFN activation {name}')
     FFN_ACTIVATIONS[name] = activation, is_gated
     spec.FFN_NAMES[:] = FFN_ACTIVATIONS
 
