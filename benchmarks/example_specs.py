@@ -32,11 +32,11 @@ def make_three_documents_mask(length: int) -> Mask:
 
 def make_alibi_bias(heads: int, length: int) -> ScoreBias:
     """Make an ALiBi bias with the same slope for every head."""
-    position_BT = np.arange(length)[None]
+    position_BT1 = np.arange(length)[None, :, None]
     return ScoreBias(
         RelativePositionBias(lambda slope, distance: -slope[0] * distance, np.full((heads, 1), 1 / 64)),
-        position_BT,
-        position_BT,
+        position_BT1,
+        position_BT1,
     )
 
 

@@ -19,7 +19,7 @@ from sinklab.attn.spec import AttentionSpec, RelativePositionBias, ScoreBias
 from sinklab.config.spec import AttentionConfig
 
 LENGTH, HEADS = 256, 2
-POSITIONS = np.arange(LENGTH)[None]
+POSITIONS = np.arange(LENGTH)[None, :, None]
 STARTS = np.array([0, 70, 170])  # first positions of the documents
 KERNEL_OPERATIONS = [operation for operation in OPERATIONS if operation[0] != 'softpick']
 ALIBI_SLOPES = np.array([0.0, 0.002], np.float32)  # slopes of ALiBi; the first head has no bias
@@ -75,8 +75,8 @@ def compute_alibi_bias(slope, distance):
 
 
 def make_alibi_bias(slope_H=ALIBI_SLOPES, columns=0):
-    key_BS = np.pad(POSITIONS, ((0, 0), (columns, 0)))
-    return ScoreBias(RelativePositionBias(compute_alibi_bias, slope_H[:, None]), POSITIONS, key_BS)
+    key_BS1 = np.pad(POSITIONS, ((0, 0), (columns, 0), (0, 0)))
+    return ScoreBias(RelativePositionBias(compute_alibi_bias, slope_H[:, None]), POSITIONS, key_BS1)
 
 
 def make_attention_spec(

@@ -59,9 +59,8 @@ def test_alibi_slopes_match_paper_formula(heads):
 def test_relative_bias_matches_formula_of_distance(kind):
     module = make_position(kind, model__heads=6)
     table_RH = np.asarray(module.table_RH[...]) if kind == 'relative_t5' else None
-    actual = ScoreBias(module.make_relative_bias(), jnp.asarray(POSITION_IDS), jnp.asarray(POSITION_IDS)).materialize(
-        0, 7
-    )
+    position_BT1 = jnp.asarray(POSITION_IDS)[..., None]
+    actual = ScoreBias(module.make_relative_bias(), position_BT1, position_BT1).materialize(0, 7)
     for b, position_T in enumerate(POSITION_IDS):
         expected = formulas.compute_position_bias(kind, position_T, 6, table_RH)
         np.testing.assert_allclose(np.broadcast_to(actual, (2, 6, 7, 7))[b], expected, rtol=1e-6)

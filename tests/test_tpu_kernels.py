@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(
     reason='libtpu, which has the compiler, could not be installed; pip install libtpu',
 )
 LENGTH, HEADS = 8192, 2
-POSITIONS = np.arange(LENGTH)[None]
+POSITIONS = np.arange(LENGTH)[None, :, None]
 POSITION_BIASES = {
     'none': None,
     'alibi': RelativePositionBias(compute_alibi_bias, compute_alibi_slopes(HEADS)[:, None]),

@@ -35,10 +35,10 @@ def attend(query_BTHK: jax.Array, key_BSGK: jax.Array, value_BSGK: jax.Array, sp
         key, value = (slice_keys(array, num_learned_kv, low, high) for array in float32_arrays)
         group_spec = spec.slice_text(low, high)
 
-        def attend_chunk(query, start_BT, end_BT, position_BT):
+        def attend_chunk(query, start_BT, end_BT, position_BTH):
             arrays = query, key.astype(key_BSGK.dtype), value.astype(value_BSGK.dtype)
             return reference.attend(
-                *arrays, make_chunk_spec(group_spec, start_BT - low, end_BT - low, position_BT, high - low)
+                *arrays, make_chunk_spec(group_spec, start_BT - low, end_BT - low, position_BTH, high - low)
             )[:2]
 
         if last - first > 1:
@@ -89,14 +89,14 @@ def find_key_range(bounds_2T: np.ndarray, num_keys: int) -> tuple[int, int]:
 def split_into_chunks(
     query_BTHK: jax.Array, spec: AttentionSpec, chunk_size: int, rows_BHT: Sequence[jax.Array] = ()
 ) -> list[jax.Array | np.ndarray]:
-    """Split [query, start_BT, end_BT, position_BT, *rows] into chunks of queries, along a new first axis.
+    """Split [query, start_BT, end_BT, position_BTH, *rows] into chunks of queries, along a new first axis.
 
     Arrays of NumPy, such as those of a static mask, stay arrays of NumPy.
     """
     length = query_BTHK.shape[1]
     num_chunks = -(-length // chunk_size)
-    position_BT = (
-        np.zeros((1, length), np.int32) if spec.bias.query_position_BT is None else spec.bias.query_position_BT
+    position_BTH = (
+        np.zeros((1, length, 1), np.int32) if spec.bias.query_position_BTH is None else spec.bias.query_position_BTH
     )
     mask = spec.mask.pad(after=num_chunks * chunk_size - length)
 
@@ -109,15 +109,15 @@ def split_into_chunks(
             array.reshape(*array.shape[:axis], num_chunks, chunk_size, *array.shape[axis + 1 :]), axis, 0
         )
 
-    arrays = query_BTHK, mask.start_BT, mask.end_BT, position_BT
+    arrays = query_BTHK, mask.start_BT, mask.end_BT, position_BTH
     return [split(array) for array in arrays] + [split(row_BHT, 2) for row_BHT in rows_BHT]
 
 
 def make_chunk_spec(
-    spec: AttentionSpec, start_BT: jax.Array, end_BT: jax.Array, position_BT: jax.Array, num_keys: int
+    spec: AttentionSpec, start_BT: jax.Array, end_BT: jax.Array, position_BTH: jax.Array, num_keys: int
 ) -> AttentionSpec:
     """Return the attention spec of one chunk of queries."""
-    bias = dataclasses.replace(spec.bias, query_position_BT=position_BT)
+    bias = dataclasses.replace(spec.bias, query_position_BTH=position_BTH)
     return dataclasses.replace(spec, mask=masks.make_traced_mask(start_BT, end_BT, num_keys), bias=bias)
 
 

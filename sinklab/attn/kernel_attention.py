@@ -89,11 +89,13 @@ def make_kernel_spec(spec: AttentionSpec, head_width: int) -> KernelSpec:
     score_spec = dataclasses.replace(
         score_spec, bias_function=bias.relative.function, is_learned=bias.relative.is_learned
     )
-    assert bias.key_position_BS is not None  # `relative` needs the positions
+    # `relative` needs positions; those of each head (a forget gate) are not supported
+    assert bias.query_position_BTH is not None
+    assert bias.key_position_BSH is not None
     return KernelSpec(
         score_spec,
         spec.mask,
-        (bias.query_position_BT, bias.key_position_BS[:, spec.num_learned_kv :]),
+        (bias.query_position_BTH[..., 0], bias.key_position_BSH[:, spec.num_learned_kv :, 0]),
         bias.relative.parameter_HP,
     )
 

@@ -16,9 +16,8 @@ from sinklab.attn.operations import Operation
 class RelativePositionBias:
     """Relative position bias b_ij = function(parameters of the head, max(position_i - position_j, 0)).
 
-    The function receives P arrays _H11, one for each parameter, and distance_B1TS in float32, or distance_BHTS where
-    positions are those of each head (BTH). If it is elementwise, kernels trace it with P scalars and a block of
-    distances.
+    The function receives P arrays _H11, one for each parameter, and distance_BHTS in float32, where H is 1 if heads
+    have the same positions. If it is elementwise, kernels trace it with P scalars and a block of distances.
     """
 
     function: Callable[[Sequence[jax.Array], jax.Array], jax.Array] = dataclasses.field(metadata=dict(static=True))
@@ -29,9 +28,8 @@ class RelativePositionBias:
     def is_learned(self) -> bool:
         return not isinstance(self.parameter_HP, np.ndarray)
 
-    def __call__(self, query_BT: jax.Array | np.ndarray, key_BS: jax.Array | np.ndarray) -> jax.Array:
+    def __call__(self, query_BTH: jax.Array | np.ndarray, key_BSH: jax.Array | np.ndarray) -> jax.Array:
         """Return bias_BHTS in float32."""
-        query_BTH, key_BSH = (array if array.ndim == 3 else array[..., None] for array in (query_BT, key_BS))
         distance_BTSH = jnp.maximum(query_BTH[:, :, None] - key_BSH[:, None], 0)
         parameters = [jnp.asarray(parameter_H)[:, None, None] for parameter_H in self.parameter_HP.T]
         distance_BHTS = jnp.moveaxis(distance_BTSH, -1, 1).astype(jnp.float32)
@@ -43,9 +41,9 @@ class ScoreBias:
     """The bias of scores: a function of relative positions, and learned biases of learned keys."""
 
     relative: RelativePositionBias | None = None
-    # Positions, needed by `relative`: B is 1 or the batch, and the axis H is absent if heads have the same.
-    query_position_BT: jax.Array | np.ndarray | None = None
-    key_position_BS: jax.Array | np.ndarray | None = None  # of learned keys and text
+    # Positions, needed by `relative`: B is 1 or the batch, and H is 1 if heads have the same.
+    query_position_BTH: jax.Array | np.ndarray | None = None
+    key_position_BSH: jax.Array | np.ndarray | None = None  # of learned keys and text
     learned_HC: jax.Array | None = None  # biases of learned keys without a position; H may be 1
 
     def evaluate_learned(self, num_learned_kv: int) -> jax.Array | float:
@@ -58,9 +56,9 @@ class ScoreBias:
         """Return the relative position bias_BHTS of a slice of keys, or 0 without `relative`."""
         if self.relative is None:
             return 0.0
-        assert self.query_position_BT is not None, 'a relative bias needs the positions of queries'
-        assert self.key_position_BS is not None, 'a relative bias needs the positions of keys'
-        return self.relative(self.query_position_BT, self.key_position_BS[:, keys])
+        assert self.query_position_BTH is not None, 'a relative bias needs the positions of queries'
+        assert self.key_position_BSH is not None, 'a relative bias needs the positions of keys'
+        return self.relative(self.query_position_BTH, self.key_position_BSH[:, keys])
 
     def materialize(self, num_learned_kv: int, num_keys: int) -> jax.Array | float:
         """Return bias_BHTS of learned keys, then `num_keys` keys of the text; any axis may be 1."""
@@ -104,9 +102,9 @@ class AttentionSpec:
         """Return the spec of learned keys and the keys low..high of the text; the mask stays as it is."""
         if self.bias.relative is None:
             return self
-        assert self.bias.key_position_BS is not None, 'a relative bias needs the positions of keys'
+        assert self.bias.key_position_BSH is not None, 'a relative bias needs the positions of keys'
         bias = dataclasses.replace(
-            self.bias, key_position_BS=slice_keys(self.bias.key_position_BS, self.num_learned_kv, low, high)
+            self.bias, key_position_BSH=slice_keys(self.bias.key_position_BSH, self.num_learned_kv, low, high)
         )
         return dataclasses.replace(self, bias=bias)
 

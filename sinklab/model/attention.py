@@ -78,12 +78,12 @@ def make_attention_spec(
     `position_BT` and `mask` are those of the text, without a sink token.
     """
     learned_kv = LEARNED_KV_KINDS[model.learned_kv.kind]
-    query_BT = learned_kv.tokens_class.shift_positions(position_BT)
-    xp = np if isinstance(query_BT, np.ndarray) else jnp
-    key_BS = xp.pad(query_BT, ((0, 0), (learned_kv.num_keys - learned_kv.tokens_class.num_tokens, 0)))
+    query_BTH = learned_kv.tokens_class.shift_positions(position_BT)[..., None]
+    xp = np if isinstance(query_BTH, np.ndarray) else jnp
+    key_BSH = xp.pad(query_BTH, ((0, 0), (learned_kv.num_keys - learned_kv.tokens_class.num_tokens, 0), (0, 0)))
     mask = mask.pad(before=learned_kv.tokens_class.num_tokens)
     return AttentionSpec(
-        resolve_operation(model.attention, length), mask, learned_kv.num_keys, ScoreBias(relative, query_BT, key_BS)
+        resolve_operation(model.attention, length), mask, learned_kv.num_keys, ScoreBias(relative, query_BTH, key_BSH)
     )
 
 

@@ -206,7 +206,10 @@ class StreamingContext:
     def compute_scores(self, queries: RotatedQueries, keys: RotatedKeys) -> jax.Array:
         """Compute <q_i, k_j> / sqrt(K) + b_ij as score_BHTS."""
         bias = ScoreBias(
-            self.position.make_relative_bias(), queries.position_BT, keys.position_BS, keys.learned_bias_HC
+            self.position.make_relative_bias(),
+            queries.position_BT[..., None],
+            keys.position_BS[..., None],
+            keys.learned_bias_HC,
         )
         key_BSGK = keys.key_values.key_BSGK
         score_BGXS = reference.compute_scores(join_query_groups(queries.query_BTHK, key_BSGK.shape[2]), key_BSGK)

@@ -168,13 +168,14 @@ class Transformer(nnx.Module):
         length = token_BT.shape[1]
         if position_BT is None:
             position_BT = np.arange(length)[None]
+        query_position_BT = self.sink.shift_positions(position_BT)
 
         def make_context(layer_type: spec.ModelConfig, position: PositionEncoding) -> AttentionContext:
             mask = resolve_mask(layer_type.mask, length, start_BT)
             attention_spec = make_attention_spec(
                 layer_type, self.length, position.make_relative_bias(), position_BT, mask
             )
-            rotate = functools.partial(position.rotate, position_BT=attention_spec.bias.query_position_BT)
+            rotate = functools.partial(position.rotate, position_BT=query_position_BT)
             return AttentionContext(attention_spec, rotate, 'dense' if capture else backend, capture, num_first_keys)
 
         contexts = [*map(make_context, self.model.layer_types, self.positions)]
@@ -187,7 +188,6 @@ class Transformer(nnx.Module):
             return block(x_BTD, LayerContext(layer_contexts, type_index, first_value_BTGK))
 
         x_BTD = self.sink.prepend(self.embed(token_BT))
-        query_position_BT = contexts[0].spec.bias.query_position_BT
         x_BTD = constrain_sharding(self.position.embed(x_BTD, query_position_BT), 'batch', None, None)
         first_value_BTGK = self.compute_first_values(x_BTD)
         layer_indices = None if edit is None else jnp.arange(self.model.layers)
