@@ -103,7 +103,7 @@ def rotate_leaf(
 
 
 def make_cosine_transform(size: int) -> jax.Array:
-    """Make the orthogonal matrix of the discrete cosine transform (type II)."""
+    """Make the orthogonal matrix of the discrete cosine transform; jax.scipy.fft has none for sharded arrays."""
     frequency, time = jnp.arange(size)[:, None], jnp.arange(size)
     cosine = jnp.cos(jnp.pi / (2 * size) * ((2 * time + 1) * frequency % (4 * size)))
     return cosine * jnp.where(frequency == 0, size**-0.5, (2 / size) ** 0.5)
