@@ -118,7 +118,7 @@ def test_resume_rejects_changed_data_under_same_source(tmp_path):
     (tmp_path / '3.txt').write_text('something else ' * 40)
     old_contents = read_contents(tmp_path / 'run')
     assert read_outcome(tmp_path / 'run') == dict(
-        kind='crashed', step=6, checkpoint=4, message='tiny_runs.CrashError', exit_code=1
+        kind='crashed', step=6, checkpoint=4, message='CrashError', exit_code=1
     )
     with pytest.raises(UserError):
         train_run(make_spec(source), tmp_path / 'run')
