@@ -9,10 +9,8 @@ import datetime
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
-from rich.console import RenderableType
-from rich.constrain import Constrain
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
 from rich.table import Column
 from rich.text import Text
@@ -61,14 +59,6 @@ class StatusColumn(ProgressColumn):
         return Text(self.format_status(task))
 
 
-class Bars(Progress):
-    """Bars that leave the last columns of the terminal free, where it shows ^C."""
-
-    def get_renderables(self) -> Iterable[RenderableType]:
-        table = self.make_tasks_table(self.tasks)
-        yield Constrain(table, self.console.width - 2) if self.tasks else table  # there is no console in __init__
-
-
 class ProgressDisplay:
     """Progress display of runs; as a context manager it shows the bars, and removes them at the end.
 
@@ -87,7 +77,7 @@ class ProgressDisplay:
         self.console = console
         self.suppressed_errors = suppressed_errors
         self.is_live = terminal.is_live(console)
-        self.bars = Bars(
+        self.bars = Progress(
             TextColumn('{task.description}', markup=False),
             BarColumn(None),  # it takes what the other columns leave
             MofNCompleteColumn(table_column=Column(no_wrap=True)),
