@@ -294,6 +294,20 @@ class OpenedModel:
         top_ids = np.argsort(-weight_V)[:k]
         return [*zip(self.subject.decode_tokens(top_ids), (weight_V / weight_V.sum())[top_ids].tolist(), strict=True)]
 
+    def generate(self, text: Text, num_tokens: int = 20, edit: Edits = None) -> str:
+        """Return the most likely continuation of a text, token by token, with edits of each forward pass (steering).
+
+        Tokens 0 stand for those that are not yet known; only edits that read later tokens, such as `mean`, see them.
+        """
+        ids_PT = self._encode_one(text)
+        length = ids_PT.shape[1]
+        ids_PT = np.pad(ids_PT, ((0, 0), (0, num_tokens)))
+        subject = self._apply(edit, ids_PT)
+        for position in range(length, length + num_tokens):
+            ids_PT[0, position] = subject.compute_logits(ids_PT)[0, position - 1].argmax()
+        continuation: str = self.tokenizer.decode(ids_PT[0, length:].tolist())
+        return continuation
+
     def cache(self, text: Text, edit: Edits = None) -> dict[str, np.ndarray]:
         """Return the arrays of a forward pass by name, as `numpy.savez` and safetensors take them.
 
@@ -317,7 +331,9 @@ class OpenedModel:
     def logit_lens(self, text: Text, edit: Edits = None) -> np.ndarray:
         """Compute logits (layers, texts, tokens, vocabulary) of all hidden states by the final norm and the head."""
         self._apply(Edit('residual'), self.ids(text))  # refuses models without one vector per token
-        return np.stack([self._compute_head(residual_PTD) for residual_PTD in self._compute_residual(text, edit)])
+        residual_LPTD = self._compute_residual(text, edit)
+        logit_NTV = self._compute_head(residual_LPTD.reshape(-1, *residual_LPTD.shape[2:]))  # as if layers were texts
+        return logit_NTV.reshape(*residual_LPTD.shape[:3], -1)
 
     def _compute_residual(self, text: Text, edit: Edits) -> np.ndarray:
         ids_PT = self.ids(text)

@@ -387,6 +387,15 @@ def test_function_reads_its_variables_anew_in_each_call(models, kind):
     assert results[0][1] != results[1][1]
 
 
+def test_generation_takes_the_most_likely_token_of_each_longer_text(run):
+    steer = Edit('residual', None, lambda hidden: hidden + 0.5, layers=1)
+    for edit in (None, steer):
+        ids = run.ids(TEXTS)[:1, :8]
+        for _ in range(3):
+            ids = np.append(ids, run.logits(ids, edit)[:, -1].argmax(-1, keepdims=True), 1)
+        assert run.generate(ids[0, :8], 3, edit) == run.tokenizer.decode(ids[0, 8:].tolist())
+
+
 def test_edits_with_as_many_other_indices_share_a_compiled_program(run, monkeypatch):
     num_traces, apply_edits = 0, run_model.apply_edits
 

@@ -186,6 +186,23 @@ def test_losses_and_top_tokens_are_those_of_transformers(model):
     np.testing.assert_allclose(probabilities, top.values, rtol=1e-5)
 
 
+def test_steered_generation_is_that_of_hooked_transformers(model):
+    direction = 0.5 * np.random.default_rng(0).normal(size=model.hf.config.hidden_size).astype(np.float32)
+    steer = Edit('residual', None, lambda hidden: hidden + direction, LAYER)
+
+    def hook(module, args, output):
+        return output + torch.as_tensor(direction)
+
+    expected = model.hf.generate(torch.as_tensor(IDS_PT[:1]), max_new_tokens=6, do_sample=False, eos_token_id=None)
+    with contextlib.ExitStack() as stack:
+        stack.callback(model.layers[LAYER].register_forward_hook(hook).remove)
+        steered = model.hf.generate(torch.as_tensor(IDS_PT[:1]), max_new_tokens=6, do_sample=False, eos_token_id=None)
+    length, decode = IDS_PT.shape[1], model.opened.tokenizer.decode
+    assert decode(steered[0, length:]) != decode(expected[0, length:])
+    for edit, ids in ((None, expected), (steer, steered)):
+        assert model.opened.generate(IDS_PT[0], 6, edit) == decode(ids[0, length:])
+
+
 def test_cache_is_written_as_safetensors(model, tmp_path):
     from safetensors.numpy import load_file, save_file
 
