@@ -23,7 +23,7 @@ from sinklab import Edit
 from sinklab.environment import get_package_versions
 
 TEXT, OTHER_TEXT = 'The capital of France is', 'The capital of Italy is'
-LAYER, HEAD, NUM_TOKENS, STRENGTH = 10, 2, 10, 4.0
+POSITION, LAYER, HEAD, NUM_TOKENS, STRENGTH = 3, 10, 2, 10, 4.0
 
 
 @contextlib.contextmanager
@@ -95,8 +95,8 @@ def hook_ablated_loss(model, tokenizer):
 
 def open_patching(opened):
     clean, other = opened.ids([TEXT, OTHER_TEXT])
-    patch = Edit('residual', value=opened.cache(clean)['residual'])
-    return opened.sweep_edit(other, patch, lambda logits: logits[0, -1].max())
+    patch = Edit('residual', positions=POSITION, value=opened.cache(clean)['residual'])
+    return opened.sweep_edit(other, patch, lambda logits: logits[0, -1].max(), over=('layers',))
 
 
 def hook_patching(model, tokenizer):
@@ -105,15 +105,14 @@ def hook_patching(model, tokenizer):
     save = [('register_forward_hook', layer, lambda *args: hidden.append(args[2])) for layer in model.model.layers]
     with set_hooks(*save):
         model(clean)
-    scores = torch.zeros(len(hidden), clean.shape[1])
+    scores = []
     for layer, module in enumerate(model.model.layers):
-        for position in range(clean.shape[1]):
 
-            def patch(module, args, output, layer=layer, position=position):
-                output[:, position] = hidden[layer][:, position]
+        def patch(module, args, output, layer=layer):
+            output[:, POSITION] = hidden[layer][:, POSITION]
 
-            with set_hooks(('register_forward_hook', module, patch)):
-                scores[layer, position] = model(other).logits[0, -1].max()
+        with set_hooks(('register_forward_hook', module, patch)):
+            scores.append(model(other).logits[0, -1].max())
     return scores
 
 
