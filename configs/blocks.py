@@ -15,7 +15,7 @@ Decided:
   the published number belongs to `add`. `add_wide` has values as wide as the model (reading B).
 """
 
-from sinklab.configs.publications import GU_V1
+from sinklab.configs.publications import GU_V1, MODDED_NANOGPT, QIU_2026, SUN, YE, ZHAI, ZHOU
 from sinklab.configs.sizes import QUICKSTART, SIZES, SMOKE
 from sinklab.configs.table import make_row, scale_with_size, table
 
@@ -39,7 +39,7 @@ def make_gate_row(name, attention, activation, mean, perplexity):
 
 
 TABLE_8, TABLE_9 = f'{GU_V1}, Table 8', f'{GU_V1}, Table 9'
-SUN_SOURCE = 'Sun et al., 2603.05498 (sink ratio by a threshold of their own)'
+SUN_SOURCE = f'{SUN} (sink ratio by a threshold of their own)'
 PRE_NORM_NOTE = 'Pre-norm has a sink ratio of 46.0 and a spike of 3818 there.'
 NARROW_NOTE = 'At a fixed model width, heads of width 8 have a sink ratio of 4.1 there, and of width 128 of 46.0.'
 
@@ -65,7 +65,7 @@ ROWS = {
     'qk_norm': make_row({'model.qk_norm': True}, SUN_SOURCE, note=PRE_NORM_NOTE, sink_ratio=42.0, spike=92),
     'gated_norm': make_row(
         {'model.norm_kind': 'gated_rms'},
-        'Qiu et al., 2601.22966',
+        QIU_2026,
         note='A gate of rank 16 in each norm, which mitigates outliers by its abstract. No sink number is known.',
     ),
     'dynamic_tanh': make_row(
@@ -84,22 +84,22 @@ ROWS = {
     'heads_32': make_heads_row(32, source=SUN_SOURCE, note=NARROW_NOTE),
     'xsa': make_row(
         {'model.exclusive': 'fixed'},
-        'Zhai, 2603.09078 (0.7B to 2.7B, 100B tokens)',
+        f'{ZHAI} (0.7B to 2.7B, 100B tokens)',
         note='Exclusive self-attention. Better on eight tasks at each size; no sink result was published.',
     ),
     'xsa_gated': make_row(
         {'model.exclusive': 'gated'},
-        'modded-nanogpt, pull request 264 (124M, 10 runs)',
+        f'{MODDED_NANOGPT}, pull request 264 (124M, 10 runs)',
         note='Exclusive self-attention with a learned share of each head. Its loss is 3.279, without it 3.283.',
     ),
     'value_residual': make_row(
         {'model.value_residual': True},
-        'Zhou et al., 2410.17897 (82M to 468M)',
+        f'{ZHOU} (82M to 468M)',
         note='Avoids value drain; 13.3 % fewer parameters for the same loss. No sink number was published.',
     ),
     'differential': make_row(
         {'model.combination': 'differential'} | scale_with_size({'model.heads': 16, 'model.kv_heads': 8}),
-        'Ye et al., Differential Transformer V2 (2026)',
+        YE,
         note='Twice as many queries; pairs of heads with the same key are subtracted. No sink number was published.',
     ),
     'add': make_row({'model.combination': 'add'}, TABLE_9, 21.76, 3.74),

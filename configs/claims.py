@@ -13,7 +13,24 @@ with `fixed` in their name have a fixed token. At the size quickstart the rows o
 Each row is therefore compared with a baseline of the same kind.
 """
 
-from sinklab.configs.publications import BARBERO, GU_ICLR, GU_V1, GUO, XIAO
+from sinklab.configs.publications import (
+    BARBERO,
+    BONDARENKO,
+    GU_ICLR,
+    GU_V1,
+    GUO,
+    HE,
+    KAUL,
+    LIN,
+    MIMO,
+    MODDED_NANOGPT,
+    QIU_2026,
+    SUN,
+    XIAO,
+    YE,
+    ZHAI,
+    ZHOU,
+)
 
 BELOW_SMALL = 'quickstart', 'smoke'
 # Why claims about model_size.py cannot be tested at other sizes.
@@ -24,7 +41,7 @@ NEEDS_SIZE_SMALL = dict.fromkeys(
 BASELINE_ROW, NO_FIXED_TOKEN_ROW, EIGHT_HEADS_ROW = 'attention:softmax', 'data:amount_5b', 'blocks:swiglu'
 SINK_METRIC, SINK_STAR_METRIC, LOSS_METRIC, FAILS_METRIC = 'sink/1', 'sink/star', 'valid/loss', 'fails'
 # The smallest differences that count; 5 percentage points for other metrics, which are rates of sinks.
-MIN_DIFFERENCES = {LOSS_METRIC: 0.02, 'norm/ratio/05': 0.5, FAILS_METRIC: 0.5}
+MIN_DIFFERENCES = {LOSS_METRIC: 0.02, 'norm/ratio/05': 0.5, 'norm/value/ratio': 0.1, FAILS_METRIC: 0.5}
 
 
 def make_claim(statement, source, comparison, metric=SINK_METRIC, min_difference=None, **fields):
@@ -202,10 +219,8 @@ ARCHITECTURE = {
         add=('A sink emerges if the outputs of heads are added.', 'blocks:add'),
     ),
     'post_norm': make_presence_claim('A sink emerges with post-norm.', f'{GU_V1}, appendix D.3', 'blocks:post_norm'),
-    'sandwich_norm': make_presence_claim(
-        'A sink emerges with sandwich norm.', 'Sun et al., 2603.05498', 'blocks:sandwich_norm'
-    ),
-    'qk_norm': make_presence_claim('A sink emerges with QK norm.', 'Sun et al., 2603.05498', 'blocks:qk_norm'),
+    'sandwich_norm': make_presence_claim('A sink emerges with sandwich norm.', SUN, 'blocks:sandwich_norm'),
+    'qk_norm': make_presence_claim('A sink emerges with QK norm.', SUN, 'blocks:qk_norm'),
     'head_norm': make_claim(
         'A norm of the output of each head gives less of a sink.',
         '2605.06611',
@@ -283,13 +298,13 @@ OPERATION = {
         TABLE_4,
         ('attention:sigmoid_normalized', '>', 'attention:sigmoid'),
     ),
-    'sigmoid_learns': make_claim(
+    'sigmoid_loss': make_claim(
         'Sigmoid without normalization has a lower loss than softmax.',
         TABLE_4,
         ('attention:sigmoid', '<'),
         LOSS_METRIC,
     ),
-    'sigmoid_minus_log_t_learns': make_claim(
+    'sigmoid_minus_log_t_loss': make_claim(
         'Sigmoid with an offset of -log T has the same loss as softmax.',
         f'as {TABLE_4}',
         ('attention:sigmoid_minus_log_t', '='),
@@ -335,6 +350,67 @@ OPERATION = {
     ),
     'softpick': make_claim('Softpick gives less of a sink.', 'Zuhri et al., 2504.20966', ('attention:softpick', '<')),
     'relu': make_claim('ReLU divided by the number of keys gives less of a sink.', GUO, ('attention:relu', '<')),
+}
+
+LATER_ARMS = {
+    **{
+        f'{name}_loss': make_claim(f'{words} gives a lower loss.', source, (row, '<', reference), LOSS_METRIC)
+        for name, words, source, row, reference in (
+            ('xsa', 'Exclusive self-attention', ZHAI, 'blocks:xsa', EIGHT_HEADS_ROW),
+            ('xsa_gated', 'Gated exclusive self-attention', MODDED_NANOGPT, 'blocks:xsa_gated', EIGHT_HEADS_ROW),
+            ('gated_norm', 'A gate in each norm', QIU_2026, 'blocks:gated_norm', EIGHT_HEADS_ROW),
+            ('value_residual', 'A value residual', ZHOU, 'blocks:value_residual', EIGHT_HEADS_ROW),
+            ('differential', 'Differential attention', YE, 'blocks:differential', EIGHT_HEADS_ROW),
+            ('forget_gate', 'A forget gate instead of positions', LIN, 'positions:forget_gate', BASELINE_ROW),
+            ('hybrid_logit', 'With windows, a sink logit', MIMO, 'objective:hybrid_logit', 'objective:hybrid'),
+            ('hybrid_gate', 'With windows, a gate', MODDED_NANOGPT, 'objective:hybrid_gate', 'objective:hybrid'),
+            (
+                'hybrid_xsa',
+                'With windows, exclusive self-attention',
+                f'on {ZHAI}',
+                'objective:hybrid_xsa',
+                'objective:hybrid',
+            ),
+        )
+    },
+    **{
+        name: make_presence_claim(f'A sink emerges with {words}.', source, row)
+        for name, words, source, row in (
+            ('xsa', 'exclusive self-attention', f'on {ZHAI}', 'blocks:xsa'),
+            ('xsa_gated', 'gated exclusive self-attention', f'on {ZHAI}', 'blocks:xsa_gated'),
+            ('gated_norm', 'a gate in each norm', f'on {QIU_2026}', 'blocks:gated_norm'),
+            ('forget_gate', 'a forget gate instead of positions', f'on {LIN}', 'positions:forget_gate'),
+            ('orthoadam', 'OrthoAdam', KAUL, 'optimization:orthoadam'),
+            ('epsilon', 'an epsilon of 1e-5', f'on {HE}', 'optimization:epsilon_1e-5'),
+        )
+    },
+    'value_residual': make_claim(
+        'A value residual gives less of a sink.', ZHOU, ('blocks:value_residual', '<', EIGHT_HEADS_ROW)
+    ),
+    'differential': make_claim(
+        'Differential attention gives less of a sink.', YE, ('blocks:differential', '<', EIGHT_HEADS_ROW)
+    ),
+    'dynamic_tanh': make_claim(
+        'DynamicTanh instead of a norm gives more of a sink.', SUN, ('blocks:dynamic_tanh', '>', EIGHT_HEADS_ROW)
+    ),
+    **make_claims(
+        make_claim,
+        SUN,
+        heads_16=('Heads of half the width give less of a sink.', ('blocks:heads_16', '<', EIGHT_HEADS_ROW)),
+        heads_32=('Heads of a quarter of the width give less of a sink.', ('blocks:heads_32', '<', EIGHT_HEADS_ROW)),
+    ),
+    'clipped_softmax_loss': make_claim(
+        'Clipped softmax has the same loss as softmax.', BONDARENKO, ('attention:clipped_softmax', '='), LOSS_METRIC
+    ),
+    'clipped_softmax': make_presence_claim(
+        'A sink emerges with clipped softmax.', f'on {BONDARENKO}', 'attention:clipped_softmax'
+    ),
+    'value_drain': make_claim(
+        'A value residual makes the value of the first token larger relative to the others.',
+        ZHOU,
+        ('blocks:value_residual', '>', EIGHT_HEADS_ROW),
+        'norm/value/ratio',
+    ),
 }
 
 UNTESTABLE = {
@@ -404,4 +480,4 @@ SIZE = {
     ),
 }
 
-CLAIMS = {**EMERGENCE, **DATA, **ARCHITECTURE, **LEARNED_KV, **OPERATION, **SIZE, **UNTESTABLE}
+CLAIMS = {**EMERGENCE, **DATA, **ARCHITECTURE, **LEARNED_KV, **OPERATION, **LATER_ARMS, **SIZE, **UNTESTABLE}

@@ -9,7 +9,7 @@ Each hypothesis is a prediction about rows of this file that can fail. docs/resu
   The rows `decay_N` have that weight decay at every size.
 - Batch size (`batch_small`): a quarter of the batch has less of a sink because it reads fewer tokens and because its
   gradients are noisier at the same rate. So it has more of one with as many tokens, and still more at half the rate.
-- Sigmoid (`sigmoid_learns`): its loss is high because its rows begin with a mass of T/4. So with a gain of 4/T, which
+- Sigmoid (`sigmoid_loss`): its loss is high because its rows begin with a mass of T/4. So with a gain of 4/T, which
   is 1/16 at the quickstart's length, its loss is lower.
 - Value bias (`column_v`): it delays the sink and does not prevent it. So with twice the steps there is more of one.
 - Learning rate (`rate_higher`): Sink_1 rises with the rate up to a peak, and falls above it.

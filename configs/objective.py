@@ -13,7 +13,7 @@ A window of w has w keys, including the key of the query itself. At T = 64 a win
 queries, so alpha_1 <= 0.5. The probe therefore also reports `sink/1/window`, over the queries that see x_1.
 """
 
-from sinklab.configs.publications import GU_V1
+from sinklab.configs.publications import GU_V1, MIMO
 from sinklab.configs.table import make_row, scale_with_size, table
 
 
@@ -23,7 +23,7 @@ def make_window_row(keys, note):
 
 def make_hybrid_row(diff, note=''):
     sizes = scale_with_size({'model.mask.window': 128, 'model.global_layers.every': 6})
-    return make_row(diff | sizes, 'MiMo-V2-Flash, 2601.02780, and gpt-oss', note=f'{HYBRID_NOTE}{note}')
+    return make_row(diff | sizes, f'{MIMO}, and gpt-oss', note=f'{HYBRID_NOTE}{note}')
 
 
 WINDOW_NOTE = (

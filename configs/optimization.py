@@ -13,7 +13,7 @@ Decided:
 - The learning rate does not change with the batch size.
 """
 
-from sinklab.configs.publications import GU_ICLR, GU_V1, KAUL
+from sinklab.configs.publications import GU_ICLR, GU_V1, HE, KAUL
 from sinklab.configs.table import make_row, scale_with_size, table
 
 
@@ -90,7 +90,7 @@ ROWS = {
     ),
     'epsilon_1e-5': make_row(
         {'optimizer.epsilon': 1e-5},
-        'He et al., 2405.19279',
+        HE,
         note='A larger epsilon of Adam gives fewer outliers there. The value is chosen here.',
     ),
 }

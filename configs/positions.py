@@ -17,7 +17,7 @@ added after the division by sqrt(K), as in the released code. Appendix A could b
 division; the bias alone would then have alpha_1 = 0.103 (the code) or 0.094 (as printed) at K = 96.
 """
 
-from sinklab.configs.publications import GU_V1
+from sinklab.configs.publications import GU_V1, LIN
 from sinklab.configs.table import make_row, table
 
 TABLE_2 = f'{GU_V1}, Table 2'
@@ -52,7 +52,7 @@ ROWS = {
     'alibi': make_row({'model.position': 'alibi'}, TABLE_2, 20.78, 3.71),
     'forget_gate': make_row(
         {'model.position': 'none', 'model.forget_gate': True},
-        'Lin et al., 2503.02130 (760M)',
+        f'{LIN} (760M)',
         note='Forgetting Transformer, without its other changes of the block. No sink result is known.',
     ),
 }

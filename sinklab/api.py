@@ -258,8 +258,9 @@ class OpenedModel:
         numbers = measure_model(subject, ids_PT, names=tuple(names), **overrides).numbers
         selected = {
             key: value
+            for name in names
             for key, value in numbers.items()
-            if any(name in ('', key) or (name not in numbers and key.startswith(f'{name}/')) for name in names)
+            if name in ('', key) or (name not in numbers and key.startswith(f'{name}/'))
         }
         if names and not selected:
             raise UserError(f'the metric {names[0]!r} does not exist for this model and this text; give another one')

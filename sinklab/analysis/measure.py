@@ -323,7 +323,7 @@ class MeasureJob:
         overrides = self.request.context_overrides | dict(repeated=name == 'repeated', period=period)
         measurement = measure_model(self.model, ids_PT, position_T, on_progress, names, **overrides)
         numbers = {}
-        if self.request.loss:
+        if self.request.loss or self.request.quantize:
             numbers['loss'] = float(np.nanmean(self.model.compute_token_losses(ids_PT, position_T)))
         if isinstance(self.model, RunModel):
             for bits in self.request.quantize:

@@ -53,7 +53,11 @@ OPTIONS = {
     'eps': (str, 'E,...', 'thresholds on alpha for --lengths, such as 0.2,0.3 (default: 0.3)'),
     'keys': (int, 'K', 'measure the sinks of the first K tokens (default: as in the probes of the run, or 10)'),
     'seed': (int, 'N', 'seed of random, repeated and induction inputs (default: 0)'),
-    'quantize': (str, 'BITS,...', 'also the loss of a run with weights and activations of so many bits, such as 8,4'),
+    'quantize': (
+        str,
+        'BITS,...',
+        'also the loss of a run, and that with weights and activations of so many bits: 8,4',
+    ),
     'positions': (str, 'KIND:K', 'replace:K gives token 1 the position of token K, and swap:K exchanges both'),
     'bos': (get_args(BosMode), 'MODE', 'BOS before each text: auto (as in training), none or force (default: auto)'),
     'dtype': (get_args(DtypeName), 'DTYPE', 'dtype to compute in (default: that of the run, or float32)'),
