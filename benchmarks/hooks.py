@@ -119,7 +119,7 @@ def hook_patching(model, tokenizer):
 def open_steering(opened):
     direction = opened.cache(TEXT)['residual'][LAYER, 0, -1]
     steer = Edit('residual', None, lambda hidden: hidden + STRENGTH * direction / np.linalg.norm(direction), LAYER)
-    return opened.tokenizer(opened.generate(TEXT, NUM_TOKENS, steer)).input_ids
+    return opened.generate(TEXT, NUM_TOKENS, steer)[0]
 
 
 def hook_steering(model, tokenizer):
@@ -130,7 +130,7 @@ def hook_steering(model, tokenizer):
     step = STRENGTH * hidden[0] / hidden[0].norm()
     with set_hooks(('register_forward_hook', layer, lambda module, args, output: output + step)):
         ids = model.generate(**inputs, max_new_tokens=NUM_TOKENS, do_sample=False, eos_token_id=None)
-    return ids[0, inputs.input_ids.shape[1] :]
+    return ids[0]
 
 
 TASKS = {name.removeprefix('open_'): task for name, task in [*globals().items()] if name.startswith('open_')}

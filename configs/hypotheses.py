@@ -13,13 +13,25 @@ Each hypothesis is a prediction about rows of this file that can fail. docs/resu
   is 1/16 at the quickstart's length, its loss is lower.
 - Value bias (`column_v`): it delays the sink and does not prevent it. So with twice the steps there is more of one.
 - Learning rate (`rate_higher`): Sink_1 rises with the rate up to a peak, and falls above it.
+- Later work, whose papers do not say so: a sink emerges with it; clipped softmax, whose weights can be 0, has less.
 """
 
 from sinklab.configs.attention import ROWS as ATTENTION
-from sinklab.configs.claims import LOSS_METRIC, make_claim
+from sinklab.configs.claims import LOSS_METRIC, make_claim, make_presence_claim
 from sinklab.configs.learned_kv import ROWS as LEARNED_KV
 from sinklab.configs.optimization import ROWS as OPTIMIZATION
-from sinklab.configs.publications import GU_ICLR, GU_V1, THIS_PROJECT
+from sinklab.configs.publications import (
+    BONDARENKO,
+    GU_ICLR,
+    GU_V1,
+    HE,
+    KAUL,
+    LIN,
+    PULL_264,
+    QIU_2026,
+    THIS_PROJECT,
+    ZHAI,
+)
 from sinklab.configs.table import make_row, scale, table
 
 
@@ -47,6 +59,20 @@ ROWS = {
 }
 
 CLAIMS = {
+    **{
+        name: make_presence_claim(f'A sink emerges with {words}.', f'on {source}', row)
+        for name, words, source, row in (
+            ('xsa', 'exclusive self-attention', ZHAI, 'blocks:xsa'),
+            ('xsa_gated', 'gated exclusive self-attention', PULL_264, 'blocks:xsa_gated'),
+            ('gated_norm', 'a gate in each norm', QIU_2026, 'blocks:gated_norm'),
+            ('forget_gate', 'a forget gate instead of positions', LIN, 'positions:forget_gate'),
+            ('orthoadam', 'OrthoAdam', KAUL, 'optimization:orthoadam'),
+            ('epsilon', 'an epsilon of 1e-5', HE, 'optimization:epsilon_1e-5'),
+        )
+    },
+    'clipped_softmax': make_claim(
+        'Clipped softmax gives less of a sink.', f'on {BONDARENKO}', ('attention:clipped_softmax', '<')
+    ),
     'decay_rises': make_claim(
         'A weight decay of 0.1 gives less of a sink than 0.5.',
         f'on {GU_V1}, Table 1',

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -295,19 +296,36 @@ class OpenedModel:
         top_ids = np.argsort(-weight_V)[:k]
         return [*zip(self.subject.decode_tokens(top_ids), (weight_V / weight_V.sum())[top_ids].tolist(), strict=True)]
 
-    def generate(self, text: Text, num_tokens: int = 20, edit: Edits = None) -> str:
-        """Return the most likely continuation of a text, token by token, with edits of each forward pass (steering).
+    def generate(self, text: Text, num_tokens: int = 20, edit: Edits = None) -> np.ndarray:
+        """Continue a text with the most likely tokens, with edits of each forward pass (steering).
 
-        Tokens 0 stand for those that are not yet known; only edits that read later tokens, such as `mean`, see them.
+        Args:
+            text: One text, as `ids` takes it.
+            num_tokens: The number of new tokens.
+            edit: A `sinklab.Edit` of the forward pass, or several. Until they are known, tokens 0 stand for the new
+                ones, which edits of all positions and functions see as well.
+
+        Returns:
+            The token ids (1, tokens) of the text and its continuation.
+
+        Raises:
+            UserError: The text, `num_tokens` or an edit does not fit the model, or the value of an edit is `mean`.
         """
         ids_PT = self._encode_one(text)
-        length = ids_PT.shape[1]
+        length, max_length = ids_PT.shape[1], self.subject.max_length or math.inf
+        if not 0 <= num_tokens <= max_length - length:
+            raise UserError(
+                f'num_tokens={num_tokens} after {length} tokens is not allowed; {self!r} reads {max_length} tokens'
+            )
+        if any(isinstance(item.value, str) for item in convert_edits(edit)):
+            raise UserError("value='mean' would be the mean of later tokens, too; give an array or a function")
+        if length < (prefix := self.subject.make_context(length).prefix):
+            raise UserError(f'the text has {length} tokens, and the prefix of {self!r} {prefix}; give a longer one')
         ids_PT = np.pad(ids_PT, ((0, 0), (0, num_tokens)))
         subject = self._apply(edit, ids_PT)
         for position in range(length, length + num_tokens):
             ids_PT[0, position] = subject.compute_logits(ids_PT)[0, position - 1].argmax()
-        continuation: str = self.tokenizer.decode(ids_PT[0, length:].tolist())
-        return continuation
+        return ids_PT
 
     def cache(self, text: Text, edit: Edits = None) -> dict[str, np.ndarray]:
         """Return the arrays of a forward pass by name, as `numpy.savez` and safetensors take them.

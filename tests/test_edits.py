@@ -393,7 +393,11 @@ def test_generation_takes_the_most_likely_token_of_each_longer_text(run):
         ids = run.ids(TEXTS)[:1, :8]
         for _ in range(3):
             ids = np.append(ids, run.logits(ids, edit)[:, -1].argmax(-1, keepdims=True), 1)
-        assert run.generate(ids[0, :8], 3, edit) == run.tokenizer.decode(ids[0, 8:].tolist())
+        np.testing.assert_array_equal(run.generate(ids[0, :8], 3, edit), ids)
+    too_many = run.spec.data.length - 7
+    for call in (dict(num_tokens=-1), dict(num_tokens=too_many), dict(edit=Edit('value', value='mean'))):
+        with pytest.raises(UserError):
+            run.generate(ids[0, :8], **call)
 
 
 def test_edits_with_as_many_other_indices_share_a_compiled_program(run, monkeypatch):

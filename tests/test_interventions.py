@@ -197,10 +197,9 @@ def test_steered_generation_is_that_of_hooked_transformers(model):
     with contextlib.ExitStack() as stack:
         stack.callback(model.layers[LAYER].register_forward_hook(hook).remove)
         steered = model.hf.generate(torch.as_tensor(IDS_PT[:1]), max_new_tokens=6, do_sample=False, eos_token_id=None)
-    length, decode = IDS_PT.shape[1], model.opened.tokenizer.decode
-    assert decode(steered[0, length:]) != decode(expected[0, length:])
+    assert (steered != expected).any()
     for edit, ids in ((None, expected), (steer, steered)):
-        assert model.opened.generate(IDS_PT[0], 6, edit) == decode(ids[0, length:])
+        np.testing.assert_array_equal(model.opened.generate(IDS_PT[0], 6, edit), ids)
 
 
 def test_cache_is_written_as_safetensors(model, tmp_path):

@@ -70,7 +70,7 @@ class RunModel(MeasurableModel):
         self.array_layers = {}  # all layers have all arrays
         # None: losses come from the attention backend of training. (): from full attention matrices, as with edits.
         self.edits: tuple[Edit, ...] | None = None
-        self.jit_edited_forward = jit_forward
+        self.jit_forward = jit_forward
         has_learned_tokens = LEARNED_KV_KINDS[model.learned_kv.kind].tokens_class.num_tokens > 0
         optional_arrays = {'sink_LPCD': has_learned_tokens, 'gate_LPTH': model.gate != 'none'}
         self.available_arrays = (*PROBE_ARRAYS, *(name for name, exists in optional_arrays.items() if exists))
@@ -196,12 +196,9 @@ class RunModel(MeasurableModel):
     ) -> dict[str, np.ndarray]:
         """Run `jit_forward` with the edits of this model.
 
-        If the value of an edit is a function, which may read variables that have changed, each copy of the model
-        compiles it again.
+        A copy whose edits have functions compiles programs of its own.
         """
-        has_function = any(callable(edit.value) for edit in self.edits or ())
-        make_program = self.jit_edited_forward if has_function else jit_forward
-        program = make_program(self.spec, extract, make_hashable(position_T), self.edits is not None)
+        program = self.jit_forward(self.spec, extract, make_hashable(position_T), self.edits is not None)
         sequence_bytes = sink_probe.estimate_sequence_bytes(self.spec.model, ids_PT.shape[1])
         if isinstance(extract, str):
             sequence_bytes = max(sequence_bytes, 4 * ids_PT.shape[1] * self.vocabulary)
@@ -225,7 +222,8 @@ class RunModel(MeasurableModel):
         """Return a copy of the model with edits; see `MeasurableModel.copy_with_edits`."""
         params, clone = self.params, copy.copy(self)  # read here, so that several copies read them once
         clone.params, clone.edits = params, edits
-        clone.jit_edited_forward = functools.cache(jit_forward.__wrapped__)
+        if any(callable(edit.value) for edit in edits):  # a function may read variables that have changed
+            clone.jit_forward = functools.cache(jit_forward.__wrapped__)
         return clone
 
 

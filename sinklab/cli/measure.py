@@ -56,7 +56,7 @@ OPTIONS = {
     'quantize': (
         str,
         'BITS,...',
-        'also the loss of a run, and that with weights and activations of so many bits: 8,4',
+        'also the loss of a run, unrounded and with weights and activations of these bits, such as 8,4',
     ),
     'positions': (str, 'KIND:K', 'replace:K gives token 1 the position of token K, and swap:K exchanges both'),
     'bos': (get_args(BosMode), 'MODE', 'BOS before each text: auto (as in training), none or force (default: auto)'),

@@ -29,8 +29,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, extra_args: list[str]) -> int:
     folder = parse_path(args.run)
-    while is_held(folder) and not is_sweep(folder) and not RunDir(folder).has_run():
-        time.sleep(POLL_SECONDS)  # a job is starting
     if not is_sweep(folder):
         read_spec(RunDir(folder))  # raises if the folder holds no run
     with contextlib.suppress(KeyboardInterrupt), ProgressDisplay(terminal.make_console(), (), False) as display:
