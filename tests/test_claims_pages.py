@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from benchmarks import emergence_order, switch_attention
-from docs import claims_results, page_parts
+from docs import claims_results, emergence_results, page_parts
 from sinklab.cli import config_flags
 from sinklab.config.spec import Spec
 
@@ -18,6 +18,12 @@ from sinklab.config.spec import Spec
 def test_page_matches_measurements(path, parts):
     text = path.read_text(encoding='utf-8')
     assert claims_results.update_page(text, parts) == text
+
+
+@pytest.mark.slow
+def test_emergence_page_matches_measurements():
+    text = emergence_results.PAGE.read_text(encoding='utf-8')
+    assert emergence_results.update_page(text) == text
 
 
 @pytest.mark.parametrize(

@@ -403,9 +403,9 @@ def test_gguf_file_is_imported_into_cache_once(llama, capsys):
     assert capsys.readouterr().err.count('importing') == 1
 
 
-# Three published models, which `make models` downloads.
+# Published models, which `make models` downloads.
 SAMPLE_TEXT = 'The first token receives 42 % of the attention.\n\n    def sink(x): return x[0]  # naïve, 注意, ☃\n'
-SMOLLM2, GEMMA, QWEN = (model['file'] for model in MODELS.values())
+SMOLLM2, GEMMA, QWEN, _ = (model['file'] for model in MODELS.values())
 
 
 def find_published_model(name):
