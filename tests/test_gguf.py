@@ -405,7 +405,9 @@ def test_gguf_file_is_imported_into_cache_once(llama, capsys):
 
 # Published models, which `make models` downloads.
 SAMPLE_TEXT = 'The first token receives 42 % of the attention.\n\n    def sink(x): return x[0]  # naïve, 注意, ☃\n'
-SMOLLM2, GEMMA, QWEN, _ = (model['file'] for model in MODELS.values())
+SMOLLM2, GEMMA, QWEN = (
+    MODELS[name]['file'] for name in ('SmolLM2-135M-Instruct', 'gemma-3-270m', 'Qwen2.5-Coder-0.5B-Instruct')
+)
 
 
 def find_published_model(name):

@@ -63,8 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace, extra_args: list[str]) -> int:
-    module = config_flags.load_config_module(args.config, 'CLAIMS')
-    claim_table = module.CLAIMS
+    claim_table = config_flags.load_config_module(args.config, 'CLAIMS').CLAIMS
     for name in args.names:
         if name not in claim_table:
             raise UserError(format_unknown_name(f'claim {name!r}', name, claim_table, 'claims'))
@@ -81,20 +80,20 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
         return train_claim_runs(args, extra_args, parse_claims(claim_table, args.size or DEFAULT_SIZE))
     if unused := [*format_options(args, ['seeds', 'size', 'compiled']), *extra_args]:
         raise UserError(f'--results={args.results} trains nothing; remove {" ".join(unused)}')
-    claims_data = load_results(args.results, module.get_config.sizes if hasattr(module, 'get_config') else SIZES)
+    claims_data = load_results(args.results)
     claims = parse_claims(claim_table, claims_data['size'])
     print_verdicts(args, compute_verdicts(claims, claims_data), claims_data['size'])
     return 0
 
 
-def load_results(path: str, sizes: Iterable[str]) -> dict:
-    """Read a claims.json, whose size must be one of `sizes`."""
+def load_results(path: str) -> dict:
+    """Read a claims.json, whose size must be one of SIZES."""
     if not parse_path(path).is_file():
         raise UserError(f'--results={path} is no file; give a {results.CLAIMS_FILE} that sinklab claims has written')
     claims_data = results.read_results(parse_path(path))
     size = claims_data['size']
-    if size not in sizes:
-        raise UserError(format_unknown_name(f'{path}: size {size!r}', size, sizes, 'sizes'))
+    if size not in SIZES:
+        raise UserError(format_unknown_name(f'{path}: size {size!r}', size, SIZES, 'sizes'))
     return claims_data
 
 
