@@ -73,18 +73,8 @@ def format_factors(runs_of_row: dict) -> str:
             difference = format_mean_and_interval(dict(mean=np.mean(differences), interval=interval), 1)
         mean = f'{np.mean([*sinks.values()]):.1f}'
         rows.append([*format_setting(load_spec(row)), mean, difference, *format_emergence([*runs.values()])])
-    headings = [
-        'fixed token',
-        'rate',
-        'decay',
-        'batch size',
-        'steps',
-        'Sink_1 (%)',
-        'difference',
-        'with a sink',
-        'step',
-    ]
-    return format_table(headings, rows)
+    headings = ['fixed token', 'rate', 'decay', 'batch size', 'steps', 'Sink_1 (%)', 'difference']
+    return format_table([*headings, 'with a sink', 'step'], rows)
 
 
 def format_natural(runs_of_row: dict) -> str:
