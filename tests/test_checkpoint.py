@@ -79,15 +79,11 @@ def test_restore_compares_order_of_data(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ('params', 'pattern'),
-    [
-        (dict(STATE['params'], a=jnp.zeros((2, 4))), r'params/a is \(2, 3\), and the config needs \(2, 4\)'),
-        (dict(STATE['params'], d=jnp.zeros(1)), r'params/d is missing, and the config needs \(1,\)'),
-        (dict(a=STATE['params']['a']), r'params/b is \(2, 3\), and the config needs none'),
-    ],
+    'params',
+    [dict(STATE['params'], a=jnp.zeros((2, 4))), dict(STATE['params'], d=jnp.zeros(1)), dict(a=STATE['params']['a'])],
 )
-def test_restore_of_checkpoint_of_another_model_is_rejected(saved_run, params, pattern):
-    with pytest.raises(UserError, match=rf'checkpoints/4.*{pattern}'):
+def test_restore_of_checkpoint_of_another_model_is_rejected(saved_run, params):
+    with pytest.raises(UserError, match='checkpoints/4'):
         open_checkpointer(saved_run).restore(4, make_abstract_state(STATE | dict(params=params)))
 
 
@@ -198,13 +194,12 @@ def save_and_wait(checkpoints):
     checkpoints.wait_until_finished()
 
 
-@pytest.mark.parametrize('dtype', [None, 'bfloat16'])
-def test_restore_parameters_returns_host_arrays_of_dtype(saved_run, dtype):
-    parameters = checkpointer.restore_parameters(saved_run.path, 4, dtype)
+def test_restore_parameters_returns_host_arrays(saved_run):
+    parameters = checkpointer.restore_parameters(saved_run.path, 4)
     assert parameters.keys() == VALUES.keys()
     for name, leaf in parameters.items():
         assert type(leaf) is np.ndarray
-        np.testing.assert_array_equal(leaf, VALUES[name].astype(dtype or np.float32))
+        np.testing.assert_array_equal(leaf, VALUES[name])
 
 
 def test_restore_parameters_rejects_damaged_checkpoint(saved_run, tmp_path):

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from orbax.checkpoint import v1 as ocp
 
@@ -111,7 +110,6 @@ class Checkpointer:
                 f'{self.run_dir} was trained on other data ({", ".join(differences)}); restore that data, or if only '
                 f'its order differs, the version of grain in {self.run_dir}/environment.json, or give a new --workdir'
             )
-        check_same_model(self.get_path(step), metadata.metadata, abstract_state)
 
     def save(self, step: int, state: dict) -> None:
         """Start a save in the background, after raising the error of an earlier save, if any."""
@@ -228,8 +226,8 @@ def translate_read_errors(checkpoint: Path) -> Iterator[None]:
         raise  # of the disk or the device
     except Exception as error:  # of any type: it depends on what is wrong with a file
         raise UserError(
-            f'{checkpoint} cannot be read ({describe_root_cause(error)}); it has another version, or is damaged: see '
-            'sinklab checkpoint verify'
+            f'{checkpoint} cannot be read ({describe_root_cause(error)}); it is of another model or version, or '
+            'damaged: see sinklab checkpoint verify'
         ) from error
 
 
@@ -259,30 +257,12 @@ def describe_root_cause(error: BaseException) -> str:
     return format_error(error, with_type=True)
 
 
-def check_same_model(checkpoint: Path, saved_tree: Any, expected_tree: Any) -> None:
-    """Raise UserError if the shapes of a checkpoint are not those of the expected model."""
-    saved_shapes, expected_shapes = get_leaf_shapes(saved_tree), get_leaf_shapes(expected_tree)
-    for name in sorted(saved_shapes.keys() | expected_shapes.keys()):
-        if saved_shapes.get(name) != expected_shapes.get(name):
-            raise UserError(
-                f'{checkpoint} belongs to another model: {name} is {saved_shapes.get(name, "missing")}, and the '
-                f'config needs {expected_shapes.get(name, "none")}; give the config that it was trained with'
-            )
-
-
-def get_leaf_shapes(tree: Any) -> dict[str, tuple[int, ...]]:
-    """Return the shape of each leaf by its name."""
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    return {jax.tree_util.keystr(path, simple=True, separator='/'): tuple(leaf.shape) for path, leaf in leaves}
-
-
-def restore_parameters(path: str | Path, step: int, dtype: str | None = None, abstract_params: Any = None) -> Any:
+def restore_parameters(path: str | Path, step: int, abstract_params: Any = None) -> Any:
     """Restore the parameters of a run at a step, after verifying them.
 
     Args:
         path: Run directory.
         step: Step of the checkpoint.
-        dtype: Name of the dtype of floating-point leaves; None for the saved dtype.
         abstract_params: Shapes and shardings of the parameters; None to return NumPy arrays.
 
     Raises:
@@ -293,15 +273,7 @@ def restore_parameters(path: str | Path, step: int, dtype: str | None = None, ab
     checkpoint = run_dir.checkpoint_dir / str(step)
     if damage := digests.find_damage(checkpoint):
         raise UserError(f'{checkpoint} is damaged: {damage}; use another step, see sinklab checkpoint verify')
-    saved_params = read_metadata(checkpoint).metadata['params']
-    if abstract_params is not None:
-        check_same_model(checkpoint, saved_params, abstract_params)
-
-    def make_target(leaf: Any) -> Any:
-        leaf_dtype = jnp.dtype(dtype) if dtype and jnp.issubdtype(leaf.dtype, jnp.floating) else leaf.dtype
-        if abstract_params is None:
-            return np.empty(leaf.shape, leaf_dtype)
-        return jax.ShapeDtypeStruct(leaf.shape, leaf_dtype, sharding=leaf.sharding)
-
-    target = jax.tree.map(make_target, saved_params if abstract_params is None else abstract_params)
-    return load_state(checkpoint, {'params': target}, partial_load=True)['params']
+    if abstract_params is None:
+        saved_params = read_metadata(checkpoint).metadata['params']
+        abstract_params = jax.tree.map(lambda leaf: np.empty(leaf.shape, leaf.dtype), saved_params)
+    return load_state(checkpoint, {'params': abstract_params}, partial_load=True)['params']
