@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sinklab.cli.config_flags import list_config_files, parse_overrides
+from sinklab.cli.config_flags import parse_overrides
 from sinklab.cli.main import build_parser, main
 from sinklab.configs import default, table
 from sinklab.exit_status import EXIT_CODES, FINAL_EXIT_CODES
@@ -85,11 +85,6 @@ def test_run_folders_guide_lists_every_exit_code():
     codes = {*EXIT_CODES.values(), *FINAL_EXIT_CODES}
     page = read_page('guides/run_folders.md')
     assert {code for code in codes if not re.search(rf'^\| {code} \|', page, re.M)} == set()
-
-
-def test_sweeps_guide_lists_every_config_file():
-    page = read_page('guides/sweeps_and_claims.md')
-    assert {file for file in list_config_files() if f'| `{file}` |' not in page} <= {'configs/default.py'}
 
 
 @pytest.mark.parametrize('size', ['paper', 'quickstart'])
