@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sinklab.cli.config_flags import list_config_files, parse_overrides
+from sinklab.cli.config_flags import parse_overrides
 from sinklab.cli.main import build_parser, main
 from sinklab.configs import default, table
 from sinklab.exit_status import EXIT_CODES, FINAL_EXIT_CODES
@@ -34,12 +34,6 @@ def list_commands(path):
 
 def get_subparsers(parser):
     return next((action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction)), {})
-
-
-def list_options(verb):
-    """Return the options of a command, without --help."""
-    actions = get_subparsers(build_parser())[verb]._actions
-    return {name for action in actions for name in action.option_strings} - {'-h', '--help'}
 
 
 @pytest.mark.parametrize(
@@ -80,15 +74,8 @@ def test_links_exist(path):
     assert [link for link in links if not link.startswith('http') and not (ROOT / link).exists()] == []
 
 
-@pytest.mark.parametrize('verb', ['measure', 'evaluate', 'report'])
-def test_guide_explains_every_option_of_command(verb):
-    page = read_page('guides/reports.md' if verb == 'report' else f'guides/{verb}.md')
-    assert {name for name in list_options(verb) if not re.search(rf'`{name}[`=]', page)} == set()
-
-
-def test_getting_started_lists_every_command_and_extra():
+def test_getting_started_lists_every_extra():
     page = read_page('getting_started.md')
-    assert {verb for verb in get_subparsers(build_parser()) if f'| `sinklab {verb}` |' not in page} == set()
     extras = re.findall(r"^        '(\w+)': \[", (ROOT / 'setup.py').read_text(), re.M)
     assert {extra for extra in extras if not re.search(rf'^\|.*`{extra}`.*\|.*\|$', page, re.M)} == set()
 
@@ -97,11 +84,6 @@ def test_run_folders_guide_lists_every_exit_code():
     codes = {*EXIT_CODES.values(), *FINAL_EXIT_CODES}
     page = read_page('guides/run_folders.md')
     assert {code for code in codes if not re.search(rf'^\| {code} \|', page, re.M)} == set()
-
-
-def test_sweeps_guide_lists_every_config_file():
-    page = read_page('guides/sweeps_and_claims.md')
-    assert {file for file in list_config_files() if f'| `{file}` |' not in page} <= {'configs/default.py'}
 
 
 @pytest.mark.parametrize('size', ['paper', 'quickstart'])

@@ -83,14 +83,10 @@ def test_guide_commands_run_and_name_existing_files(section, run_commands, tmp_p
 
 
 @pytest.mark.parametrize('page', PAGES)
-def test_guide_lists_every_verb_of_launcher(page):
+def test_guide_runs_every_verb_of_launcher(page):
     verbs = get_scheduler(LAUNCHERS[page]).verbs
     run_verbs = set(re.findall(r'^python -m launch\.(\w+) (\w+)', PAGES[page], re.MULTILINE))
     assert run_verbs == {(LAUNCHERS[page], verb) for verb in verbs}
-    listed_verbs = re.findall(
-        r'^\| `(\w+)` \|', PAGES[page].partition('| verb |')[2].partition('\n\n')[0], re.MULTILINE
-    )
-    assert sorted(listed_verbs) == sorted(verbs)
 
 
 def test_guide_exit_codes_match_launchers():
