@@ -40,7 +40,6 @@ def test_evaluate_matches_directly_computed_task_metrics(finished_run, tasks_dir
     model = RunModel(RunDir(path), 8)
     assert main(['evaluate', str(path), f'--tasks={",".join(TASKS)}', f'--include={tasks_dir}', '--json']) == 0
     result = json.loads(capsys.readouterr().out)
-    assert result['digest'] == model.digest
     is_correct = []
     for item in QUESTIONS:
         context_length = len(item['question'].rstrip())

@@ -192,7 +192,6 @@ def test_dtype_of_open_model_changes_numbers_as_rounding_does(model):
     assert 0 < abs(numbers['alpha/1'] - exact_numbers['alpha/1']) < 10 * 2**-9
     losses, exact_losses = (item.compute_token_losses(IDS_PT) for item in (bfloat16_model, subject))
     assert 0 < np.abs(losses - exact_losses).max() < 10 * 2**-9 * exact_losses.max()
-    assert bfloat16_model.digest == f'{subject.digest} bfloat16'
 
 
 @pytest.mark.parametrize('bos', ['auto', 'none', 'force'])

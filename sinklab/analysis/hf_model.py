@@ -316,11 +316,6 @@ class HFModel(MeasurableModel):
         return clone
 
     @functools.cached_property
-    def digest(self) -> str:
-        digest = f'{files.digest_model_dir(self.model_dir)} {self.bos}'
-        return digest if self.dtype == DEFAULT_DTYPE else f'{digest} {self.dtype}'
-
-    @functools.cached_property
     def tokenizer(self) -> Any:
         try:
             tokenizer = transformers.AutoTokenizer.from_pretrained(self.model_dir, trust_remote_code=False)

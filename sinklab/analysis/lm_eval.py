@@ -136,7 +136,7 @@ def load_lm(model_ref: str) -> tuple[LM, dict[str, Any]]:
     """
     if not model_ref.startswith(MODEL_PREFIXES):
         run_model = RunModel(*resolve_checkpoint(model_ref))
-        return SinklabLM(run_model), dict(model=run_model.name, digest=run_model.digest)
+        return SinklabLM(run_model), dict(model=run_model.name)
     model_dir = gguf.find_model_dir(model_ref)
     try:
         import torch

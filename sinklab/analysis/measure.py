@@ -296,7 +296,6 @@ class MeasureJob:
         is_unchanged = self.model.bos == 'auto' and not self.request.positions  # as in the paper
         record = dict(
             model=self.model.name,
-            digest=self.model.digest,
             dtype=self.model.dtype,
             bos=self.model.bos,
             **{name: getattr(self.request, name) for name in OPEN_MODEL_DEFAULTS},

@@ -55,11 +55,6 @@ class MeasurableModel(abc.ABC):
     learned_key_names: list[str]
     remarks: list[str]
 
-    @property
-    @abc.abstractmethod
-    def digest(self) -> str:
-        """A digest of the parameters, and of everything else but edits that decides the output."""
-
     @abc.abstractmethod
     def copy_with_edits(self, edits: tuple[Edit, ...]) -> 'MeasurableModel':
         """Return a copy of the model whose captured arrays and losses are those of edited forward passes.

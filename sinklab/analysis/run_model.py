@@ -3,8 +3,6 @@
 import copy
 import dataclasses
 import functools
-import hashlib
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +22,7 @@ from sinklab.analysis.model_protocol import (
     ignore_progress,
     run_in_batches,
 )
-from sinklab.checkpoint import checkpointer, digests
+from sinklab.checkpoint import checkpointer
 from sinklab.config.spec import Spec
 from sinklab.data.batches import add_training_tokens, set_fixed_token
 from sinklab.data.run_data import PREPENDED_IDS, find_tokenizer_file
@@ -85,14 +83,6 @@ class RunModel(MeasurableModel):
         has_implicit_key = self.make_context(2).implicit
         learned_names = [f'({model.learned_kv.kind})'] * count_learned_kv(model)
         self.learned_key_names = ['(+1)'] * has_implicit_key + learned_names
-
-    @functools.cached_property
-    def digest(self) -> str:
-        config_json = json.dumps(
-            [dataclasses.asdict(part) for part in (self.spec.model, self.spec.data)], sort_keys=True
-        )
-        config_digest = hashlib.sha256(config_json.encode()).hexdigest()[:16]
-        return f'{digests.compute_checkpoint_digest(self.run_dir, self.step)} {config_digest}'
 
     @functools.cached_property
     def params(self) -> dict:
