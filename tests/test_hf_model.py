@@ -128,12 +128,12 @@ def test_measure_command_prints_published_values(gpt2, capsys, tmp_path):
     assert measure.find_published(f'hf:{gpt2[0]}', 32) == {}
 
 
-def test_propositions_are_checked_only_for_plain_softmax_models(model):
-    family, _, subject = model
-    measure_request = measure.MeasureRequest(inputs=('repeated',), sequences=2, length=T)
-    propositions = measure.make_job(subject, measure_request).run().record['propositions']
-    assert bool(propositions) == (family in PLAIN_SOFTMAX_FAMILIES)
-    assert all(proposition['holds'] for proposition in propositions)
+@pytest.mark.parametrize('model', PLAIN_SOFTMAX_FAMILIES, indirect=True)
+def test_repeated_token_has_equal_states_and_bounded_attention(model):
+    _, _, subject = model
+    numbers = measure.measure_model(subject, np.full((2, T), 7), repeated=True).numbers
+    assert max(value for name, value in numbers.items() if name.startswith('repeated/spread/')) <= 1e-4
+    assert numbers['repeated/bound'] <= 1e-5
 
 
 def test_token_losses_match_transformers(model):

@@ -92,10 +92,6 @@ class MeasurableModel(abc.ABC):
     def decode_tokens(self, ids_T: np.ndarray) -> list[str]:
         """Return the text of each token."""
 
-    @abc.abstractmethod
-    def is_causal_softmax(self, length: int) -> bool:
-        """Return whether all layers have causal softmax attention over the whole text and no other keys."""
-
     def apply_training_format(self, ids_PT: np.ndarray) -> np.ndarray:
         """Return sequences in the format of training, such as with a fixed token."""
         return ids_PT

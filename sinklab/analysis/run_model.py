@@ -42,7 +42,6 @@ from sinklab.train.step import make_hidden_states_fn, make_loss
 from sinklab.train.validation_loss import make_token_loss
 
 MAX_BATCH_BYTES = 1 << 30  # bytes of captured arrays, or of logits, of a batch
-SOFTMAX_OPERATION = 'identity', 'exp', 'sum'
 
 
 class RunModel(MeasurableModel):
@@ -106,14 +105,6 @@ class RunModel(MeasurableModel):
         if prefix_ids or self.bos == 'none':
             return [*prefix_ids, *ids]
         return strip_loss_mask(add_training_tokens(np.array(ids, np.int32), self.spec.data)).tolist()
-
-    def is_causal_softmax(self, length: int) -> bool:
-        model = self.spec.model
-        context = self.make_context(length)
-        sees_whole_text = context.reach == length and not context.prefix and (model.mask.window or length) >= length
-        has_other_keys = context.learned_keys or model.mask.document or self.spec.data.positions == 'reset'
-        operation = model.attention.feature_map, model.attention.similarity, model.attention.normalizer
-        return bool(sees_whole_text and not has_other_keys and operation == SOFTMAX_OPERATION)
 
     def decode_tokens(self, ids_T: np.ndarray) -> list[str]:
         return [self.decode_token(int(token_id)) for token_id in strip_loss_mask(np.asarray(ids_T))]
