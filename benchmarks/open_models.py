@@ -233,7 +233,7 @@ def describe_model(model: ModelEntry) -> dict[str, Any]:
     subject = open_model(model.ref).subject
     parameters = sum(parameter.numel() for parameter in subject.model.parameters())
     config = subject.config
-    description = dict(source=model.source, digest=subject.digest.partition(' ')[0], parameters=parameters)
+    description = dict(source=model.source, parameters=parameters)
     description |= dict(layers=config.num_hidden_layers, heads=config.num_attention_heads, position=subject.position)
     description |= dict(dtype=subject.dtype, chat=model.is_chat)
     return description | (dict(remarks=[*subject.remarks]) if subject.remarks else {})

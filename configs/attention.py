@@ -131,6 +131,4 @@ ROWS = {
     ),
 }
 
-ALIASES = {'sigmoid_apple': 'sigmoid_minus_log_t'}
-
-get_config = table(ROWS, aliases=ALIASES)
+get_config = table(ROWS)

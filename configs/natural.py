@@ -11,7 +11,6 @@ promotes or takes the sink.
 """
 
 from sinklab.configs import learned_kv, packing, sizes
-from sinklab.configs.attention import ALIASES
 from sinklab.configs.attention import ROWS as ATTENTION_ROWS
 from sinklab.configs.publications import THIS_PROJECT
 from sinklab.configs.table import make_row, table
@@ -53,4 +52,4 @@ ROWS = {
     ),
 }
 
-get_config = table(ROWS, BASE, SIZES, aliases=ALIASES)
+get_config = table(ROWS, BASE, SIZES)

@@ -25,4 +25,4 @@ ROWS = {
     **{name: optimization.ROWS[name] for name in ('decay_0.01', 'rate_2e-4_20k')},
 }
 
-get_config = table(ROWS, default_size='quickstart', aliases=attention.ALIASES)
+get_config = table(ROWS, default_size='quickstart')

@@ -7,22 +7,11 @@ config (22 layers of 2048, 40k steps, 41.9B tokens, a constant learning rate of 
 are swapped). The paper finds no massive activations in the sigmoid model. The rows of 150M and 350M are of this
 project and not published. They show how Sink_1 and the step at which a sink emerges change with size, before the cost
 of 1B. Their heads are 128 wide and their FFN has 2.75 times the model width, as at 1B.
-
-CHIP_HOURS has the least cost of each size by the estimate of the compiler.
 """
 
 from sinklab.configs.attention import SIGMOID
 from sinklab.configs.publications import GU_V1, THIS_PROJECT
 from sinklab.configs.table import make_row, scale_with_size, table
-
-# {size: chip-hours that a run of softmax takes at least on TPU v5e}, estimated by the compiler
-# (benchmarks/step_cost.py, --remat=auto; not measured). The estimates for sigmoid are within a few percent.
-CHIP_HOURS = {
-    '60M': 57,  # 20,000 steps of 0.64 s on v5e-16
-    '150M': 88,  # 20,000 steps of 0.99 s on v5e-16
-    '350M': 220,  # 30,000 steps of 0.41 s on v5e-64
-    '1B': 820,  # 40,000 steps of 0.29 s on v5e-256; on v5p-128, of 64 chips, 340: 40,000 steps of 0.48 s
-}
 
 
 def make_size_diff(layers, width, ffn_width):

@@ -109,7 +109,7 @@ def scale_with_size(diff: dict[str, object]) -> dict[str, SizeScaledValue]:
     return {path: SizeScaledValue(value) for path, value in diff.items()}
 
 
-def table(rows, base=None, sizes=SIZES, default_size='paper', aliases=None):
+def table(rows, base=None, sizes=SIZES, default_size='paper'):
     """Make the function get_config(row, size) of a config file.
 
     Values are applied in this order: the default, `base`, the size, the diff of the row.
@@ -119,21 +119,17 @@ def table(rows, base=None, sizes=SIZES, default_size='paper', aliases=None):
         base: values by the names of their fields; None for no values.
         sizes: {name of a size: values}.
         default_size: the size of get_config without a size.
-        aliases: {earlier name of a row: its name}; None for no aliases.
 
     Returns:
         get_config, which raises ValueError for unknown rows, sizes and fields. Its attribute `baseline` is a function
-        that returns the config of a size without a row, `sizes` is the tuple of the names of the sizes, and `aliases`
-        is the argument.
+        that returns the config of a size without a row, and `sizes` is the tuple of the names of the sizes.
     """
-    aliases = aliases or {}
 
     def baseline(size=default_size):
         check_name(size, sizes, 'size')
         return make_config((base or {}) | sizes[size])
 
     def get_config(row=None, size=default_size):
-        row = aliases.get(row, row)
         check_name(row, rows, 'row')
         config, unsized_config = baseline(size), make_config(base or {})
         values = dict(rows[row]['diff'])
@@ -146,7 +142,6 @@ def table(rows, base=None, sizes=SIZES, default_size='paper', aliases=None):
 
     get_config.baseline = baseline
     get_config.sizes = tuple(sizes)
-    get_config.aliases = aliases
     return get_config
 
 

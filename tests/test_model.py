@@ -215,7 +215,7 @@ def test_backend_receives_keys_and_values_that_heads_share(monkeypatch, changes,
         head_counts.append((query_BTHK.shape[2], key_BSGK.shape[2], value_BSGK.shape[2]))
         return attn_reference.attend(query_BTHK, key_BSGK, value_BSGK, spec)
 
-    monkeypatch.setitem(backends.BACKENDS, 'chunked', backends.XLABackend(attend))
+    monkeypatch.setitem(backends.BACKENDS, 'chunked', backends.Backend(attend))
     model = Transformer(tiny_spec.model, 8, nnx.Rngs(0))
     model(jnp.zeros((1, 8), jnp.int32))
     assert set(head_counts) == {(4, kv_heads, kv_heads)}

@@ -21,7 +21,6 @@ from sinklab.metrics import (
     heads,
     hidden_states,
     massive_activations,
-    propositions,
     registry,
     sink_position,
 )
@@ -31,6 +30,13 @@ from sinklab.parallel.device_mesh import make_one_device_mesh
 from sinklab.train.step import make_hidden_states_fn
 
 L, P, H, T, K, D, KEYS = 3, 2, 2, 12, 4, 8, 3
+# {position encoding: the number that its proposition bounds by 0}
+BOUNDED_NUMBERS = {
+    'none': 'repeated/uneven',
+    **dict.fromkeys((*formulas.RELATIVE_POSITIONS, 'relative_t5'), 'repeated/relative'),
+    'alibi': 'repeated/first',
+    'rotary': 'repeated/bound',
+}
 OPTIONAL_ARRAYS = {'sink_LPCD', 'gate_LPTH'}
 SETTING = MetricContext(
     length=T,
@@ -411,18 +417,16 @@ def test_measure_refuses_other_bits(bits):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('position', ['none', *propositions.RELATIVE_POSITIONS, 'relative_t5', 'alibi', 'rotary'])
+@pytest.mark.parametrize('position', BOUNDED_NUMBERS)
 def test_propositions_hold_only_for_repeated_tokens(position):
     spec = make_tiny_spec(model__position=position)
     for repeated in (True, False):
         ids_PT = np.full((2, 12), 7) if repeated else np.random.default_rng(0).integers(1, 300, (2, 12))
         values = measure_random_model(spec, ids_PT.astype(np.int32), repeated=True)
-        judgments = propositions.judge_propositions(position, values)
-        assert judgments[0][2] == repeated
-        assert len(judgments) == 1 + (position in propositions.PROPOSITIONS)
+        spread = max(value for name, value in values.items() if name.startswith('repeated/spread/'))
+        assert (spread <= 1e-4) == repeated
         if repeated or position == 'rotary':  # the bound for a repeated token is not tight
-            assert all(holds for _, _, holds in judgments[1:])
-    assert propositions.judge_propositions('learned', values) == []
+            assert values[BOUNDED_NUMBERS[position]] <= 1e-5
 
 
 def test_proposition_metrics_match_float64_reference(arrays):

@@ -10,7 +10,6 @@ from model_options import OPTIONS
 from tiny_specs import make_tiny_spec
 
 from sinklab.attn.spec import ScoreBias
-from sinklab.metrics.propositions import RELATIVE_POSITIONS
 from sinklab.model.positions import (
     POSITIONS,
     compute_alibi_slopes,
@@ -55,7 +54,7 @@ def test_alibi_slopes_match_paper_formula(heads):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('kind', ['none', *RELATIVE_POSITIONS, 'relative_t5', 'alibi'])
+@pytest.mark.parametrize('kind', ['none', *formulas.RELATIVE_POSITIONS, 'relative_t5', 'alibi'])
 def test_relative_bias_matches_formula_of_distance(kind):
     module = make_position(kind, model__heads=6)
     table_RH = np.asarray(module.table_RH[...]) if kind == 'relative_t5' else None

@@ -2,6 +2,7 @@
 
 import math
 
+import formulas
 import jax
 import numpy as np
 import pytest
@@ -9,12 +10,13 @@ from flax import nnx
 from tiny_specs import draw_params, make_tiny_spec, replace_operation
 
 from sinklab.metrics import sink
-from sinklab.metrics.propositions import PROPOSITIONS
 from sinklab.train import state
 
 pytestmark = pytest.mark.slow  # each case compiles its own program
 T = 64
 REPEATED_TOKENS = np.full((1, T), 7)
+# Position encodings with which a repeated token has equal hidden states.
+POSITIONS = 'none', *formulas.RELATIVE_POSITIONS, 'relative_t5', 'alibi', 'rotary'
 
 
 def run_model(spec, params, tokens):
@@ -31,7 +33,7 @@ def run_repeated_token(position, pair=('exp', 'sum'), **changes):
     return *(np.float64(x[:, 0]) for x in (captured.attention_BHTS, captured.residual_BTD)), params
 
 
-@pytest.mark.parametrize('position', PROPOSITIONS)
+@pytest.mark.parametrize('position', POSITIONS)
 def test_repeated_token_has_equal_hidden_states_after_every_block(position):
     _, residual_LTD, _ = run_repeated_token(position)
     np.testing.assert_allclose(residual_LTD, residual_LTD[:, :1].repeat(T, 1), rtol=1e-5, atol=1e-5)

@@ -11,7 +11,7 @@ import numpy as np
 import sinklab
 from docs import measured_rows, reference
 from sinklab.configs import claims as claims_file
-from sinklab.configs import default, scale
+from sinklab.configs import default
 from sinklab.configs.table import get_field, list_fields
 from sinklab.metrics.registry import REQUESTED_METRIC_INFOS
 from sinklab.report.claims import FAILS_METRIC
@@ -94,14 +94,6 @@ def test_rows_page_has_means_of_measured_runs():
             values = [run['end'][metric] for run in seeds.values() if metric in run['end']]
             spread = f' ± {np.std(values, ddof=1):.{digits}f}' if len(values) > 1 else ''
             assert not values or f'`{metric}` {np.mean(values):.{digits}f}{spread}' in ours
-
-
-def test_chip_hours_are_those_of_estimated_step():
-    assert f'at least {scale.CHIP_HOURS["60M"]} chip-hours' in TABLES_PAGE
-    assert [hours for size, hours in scale.CHIP_HOURS.items() if f'{hours} ({size})' not in TABLES_PAGE] == []
-    costs = json.loads((ROOT / 'benchmarks' / 'step_cost.json').read_text(encoding='utf-8'))['costs']
-    seconds = scale.get_config('softmax_1b').optimizer.steps * costs['softmax_1b v5e:16x16']['milliseconds'] / 1000
-    assert scale.CHIP_HOURS['1B'] == round(seconds * 256 / 3600, -1)
 
 
 def test_runs_of_row_are_those_of_measured_row_with_same_config():

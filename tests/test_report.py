@@ -23,11 +23,6 @@ def read_groups(*paths):
     return run_groups.group_runs(read_runs(list(map(str, paths))))
 
 
-def make_axis_figures(groups):
-    rows = run_groups.make_group_table(groups)
-    return [figure for figure in figures.make_figures(groups, rows) if figure['name'].startswith('along-')]
-
-
 def test_run_has_written_metrics_and_probes(tmp_path):
     (run,) = read_runs([write_run(tmp_path / 'a', 'softmax')])
     assert run.probe_steps == [0, 10, 20]
@@ -97,9 +92,7 @@ def test_figure_has_only_runs_with_its_array(tmp_path):
     del arrays['entropy_LH']
     np.savez(probe, **arrays)
     groups = read_groups(*paths)
-    all_figures = {
-        figure['name']: figure for figure in figures.make_figures(groups, run_groups.make_group_table(groups))
-    }
+    all_figures = {figure['name']: figure for figure in figures.make_figures(groups)}
     assert [len(all_figures[name]['maps']) for name in ('entropy', 'alpha')] == [1, 2]
 
 
@@ -182,29 +175,6 @@ def test_mean_by_block_omits_diverged_run(tmp_path):
     assert [(line['kind'], line['run']) for line in members] == [('member', 0), ('member', 1), ('member', 2)]
     assert (mean['n'], mean['steps']) == (2, [0, 10, 20])
     np.testing.assert_allclose(mean['y'], (members[0]['y'] + members[1]['y']) / 2, rtol=1e-6)
-
-
-def test_axes_list_each_numeric_field_that_alone_differs(tmp_path):
-    settings = [(0.1, 1e-3, None), (0.5, 1e-3, None), (0.1, 1e-2, None), (0.5, 1e-1, 4)]
-    for index, (decay, rate, window) in enumerate(settings):
-        config = dict(optimizer__weight_decay=decay, optimizer__peak_learning_rate=rate, model__mask__window=window)
-        write_run(tmp_path / str(index), f'row{index}', data__length=64, published={'sink/1': 18.18}, **config)
-    decay_figure, rate_figure = make_axis_figures(read_groups(*(tmp_path / str(index) for index in range(4))))
-    assert decay_figure['name'] == 'along-optimizer.weight_decay'
-    sink_panel, _, emergence_panel = decay_figure['panels']
-    assert sink_panel['tick_labels'] == ['0.1', '0.5']
-    assert rate_figure['panels'][0]['tick_labels'] == ['0.001', '0.01']
-    ours, published = sink_panel['lines']
-    assert [(line['groups'], line['x'].tolist()) for line in (ours, published)] == [([0, 1], [0, 1])] * 2
-    np.testing.assert_allclose([ours['y'], published['y']], [[40, 40], [18.18, 18.18]], rtol=1e-6)
-    assert emergence_panel['lines'][0]['y'].tolist() == [15, 15]
-
-
-def test_axis_ends_with_none(tmp_path):
-    for window in (None, 8):
-        write_run(tmp_path / str(window), f'window_{window}', model__mask__window=window)
-    (figure,) = make_axis_figures(read_groups(tmp_path / 'None', tmp_path / '8'))
-    assert figure['panels'][0]['tick_labels'] == ['8', 'none']
 
 
 @pytest.mark.slow

@@ -113,7 +113,7 @@ def test_select_extremes_keeps_ends_minimum_and_maximum(values, count):
 @NEEDS_BROWSER
 def test_page_draws_every_figure_without_console_output(report_tab):
     assert report_tab.console == []
-    names = [figure.name for figure in FIGURES] + ['curves', 'along-optimizer.weight_decay']
+    names = [figure.name for figure in FIGURES] + ['curves']
     for name in names:
         count = f'document.querySelectorAll("[id=\\"figure-{name}\\"] .plot :is(.curve, canvas)").length'
         assert report_tab.evaluate(count) > 0, f'{name} is not drawn'
@@ -147,23 +147,24 @@ def test_slider_and_keys_move_all_figures(report_tab):
 @NEEDS_BROWSER
 def test_controls_filter_rows_layers_and_heads(report_tab):
     canvases = 'document.querySelectorAll("#figure-{} canvas").length'
-    sweep = '#figure-along-optimizer\\\\.weight_decay'
-    count_points = f'document.querySelectorAll("{sweep} .panel:first-child circle").length'
-    num_points = report_tab.evaluate(count_points)
+    count_curves = 'document.querySelectorAll("#figure-curves .panel:first-child .curve").length'
+    num_curves = report_tab.evaluate(count_curves)
     set_control(report_tab, 'group-search', 'soft', 'input')
     assert report_tab.evaluate(canvases.format('alpha')) == 2
     shown_rows = '[...document.querySelectorAll("tr[data-group]")].filter(row => !row.hidden).length'
     assert report_tab.evaluate(shown_rows) == 3
     assert 'a<b' not in report_tab.evaluate(ARIA_LABEL.format('curves', 'svg[role=img]'))
-    assert 0 < report_tab.evaluate(count_points) < num_points
+    assert 0 < report_tab.evaluate(count_curves) < num_curves
     set_control(report_tab, 'layer', 0)
     set_control(report_tab, 'head', 1)
     captions = '[...document.querySelectorAll("#figure-attention figcaption")].map(one => one.textContent)'
     assert ['layer 0 head 1' in caption for caption in report_tab.evaluate(captions)] == [True, True]
     set_control(report_tab, 'group-search', 'no such row', 'input')
     assert report_tab.evaluate(canvases.format('alpha')) == 0
-    assert report_tab.evaluate(f'document.querySelector("{sweep} svg[role=img]").ariaLabel') == 'no row is shown'
-    report_tab.evaluate(f'document.querySelector("{sweep} svg[role=img]").dispatchEvent(new MouseEvent("click"))')
+    assert report_tab.evaluate(ARIA_LABEL.format('curves', 'svg[role=img]')) == 'no row is shown'
+    report_tab.evaluate(
+        'document.querySelector("#figure-curves svg[role=img]").dispatchEvent(new MouseEvent("click"))'
+    )
     set_control(report_tab, 'group-search', '', 'input')
     assert report_tab.evaluate(canvases.format('alpha')) == 4
     assert report_tab.console == []

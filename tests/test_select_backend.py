@@ -191,6 +191,6 @@ def test_verification_gives_backends_the_grouped_heads_of_the_model(monkeypatch)
         head_counts.append((query_BTHK.shape[2], key_BSGK.shape[2], value_BSGK.shape[2]))
         return reference.attend(query_BTHK, key_BSGK, value_BSGK, spec)
 
-    monkeypatch.setitem(backends.BACKENDS, 'chunked', backends.XLABackend(attend))
+    monkeypatch.setitem(backends.BACKENDS, 'chunked', backends.Backend(attend))
     backends.measure_error('chunked', make_problem(make_tiny_spec(model__kv_heads=2).model, 16))
     assert set(head_counts) == {(2, 1, 1)}

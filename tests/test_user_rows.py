@@ -94,6 +94,12 @@ def test_normalizer_that_stays_is_named_beside_another_similarity(config_file):
     assert 'sigmoid, model.attention.normalizer stays sum' in describe_changes(module, spec, 'smoke')
 
 
+def test_description_of_offset_names_its_factor():
+    module = load_config_module('configs/attention.py')
+    spec, _ = load_spec('configs/attention.py:sigmoid_minus_log_t', [])
+    assert 'offset 0 -> -1 (times log T)' in describe_changes(module, spec, None)
+
+
 @pytest.mark.parametrize(
     ('row', 'size', 'changes'),
     [
@@ -137,17 +143,6 @@ def test_rows_command_lists_values_of_size_and_marks_rows_equal_to_baseline(caps
     assert main(['rows', f'--config={config_file}', '--size=quickstart']) == 0
     (heads,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith(' heads'))
     assert 'heads=4, as the baseline' in heads
-
-
-@pytest.mark.parametrize('file', ['attention', 'quickstart', 'natural'])
-def test_alias_of_row_stands_for_its_name(file):
-    path = f'configs/{file}.py'
-    assert load_spec(f'{path}:sigmoid_apple', []) == load_spec(f'{path}:sigmoid_minus_log_t', [])
-    module, rows = sweep.select_rows(argparse.Namespace(config=path, rows='softmax,sigmoid_apple'))
-    assert rows == ['softmax', 'sigmoid_minus_log_t']
-    spec, _ = load_spec(f'{path}:sigmoid_apple', [])
-    assert 'offset 0 -> -1 (times log T)' in describe_changes(module, spec, None)
-    assert 'sigmoid_apple' not in module.ROWS
 
 
 def test_row_name_may_contain_a_colon(config_file):

@@ -301,8 +301,7 @@ class HFModel(MeasurableModel):
         self.remarks = gguf.read_remarks(self.model_dir)
         layers = range(len(layer_arrays))
         # State-space, convolution and linear attention layers have no attention matrix.
-        self.layers_without_attention = sorted({*layers} - {*self.array_layers['attention_LPHTS']})
-        if lacking := self.layers_without_attention:
+        if lacking := sorted({*layers} - {*self.array_layers['attention_LPHTS']}):
             self.remarks.append(
                 f'{len(lacking)} of {len(layers)} layers have no attention matrix (from 0: '
                 f'{", ".join(map(str, lacking))}); numbers of heads cover only the other {len(layers) - len(lacking)}'
@@ -314,11 +313,6 @@ class HFModel(MeasurableModel):
         clone = copy.copy(self)
         clone.edits = edits
         return clone
-
-    @functools.cached_property
-    def digest(self) -> str:
-        digest = f'{files.digest_model_dir(self.model_dir)} {self.bos}'
-        return digest if self.dtype == DEFAULT_DTYPE else f'{digest} {self.dtype}'
 
     @functools.cached_property
     def tokenizer(self) -> Any:
@@ -383,13 +377,6 @@ class HFModel(MeasurableModel):
             prefix=0,
         )
         return MetricContext(**fields | dict(window=window, reach=window or length, triggers=False) | overrides)
-
-    def is_causal_softmax(self, length: int) -> bool:
-        has_convolutions = any(
-            isinstance(module, torch.nn.Conv1d) for layer in self.recorder.layers for module in layer.modules()
-        )
-        has_attention_alone = not self.layers_without_attention and not has_convolutions
-        return self.find_windows(length) == {None} and not self.has_sinks and has_attention_alone
 
     def find_windows(self, length: int) -> set[int | None]:
         """Return the attention windows of the layers; None stands for layers whose window covers the length."""

@@ -1,4 +1,4 @@
-"""Tasks of lm-evaluation-harness on a checkpoint of a run or on a Hugging Face model."""
+"""Tasks of lm-evaluation-harness on a checkpoint of a run."""
 
 import contextlib
 import os
@@ -9,19 +9,16 @@ from typing import Any
 
 import lm_eval
 import numpy as np
-from lm_eval.api.model import LM, TemplateLM
+from lm_eval.api.model import TemplateLM
 from lm_eval.tasks import TaskManager
 
 from sinklab.analysis.model_ref import resolve_checkpoint
 from sinklab.analysis.run_model import RunModel
 from sinklab.config.spec import Spec
 from sinklab.errors import UserError, format_error, format_unknown_name
-from sinklab.hf import gguf
-from sinklab.run_dir import MODEL_PREFIXES
 
 MIN_LENGTH = 32  # shorter texts are padded to this length
 BOOTSTRAP_ITERATIONS = 1000  # for the bootstrapped standard error
-HF_BATCH_SIZE = 8  # texts in a batch of a Hugging Face model
 NON_METRIC_KEYS = 'alias', 'name', 'sample_len', 'sample_count', ' '
 
 
@@ -128,41 +125,18 @@ def match_tasks(manager: TaskManager, task_names: list[str]) -> list[str]:
     return manager.match_tasks(task_names)
 
 
-def load_lm(model_ref: str) -> tuple[LM, dict[str, Any]]:
-    """Load a checkpoint of a run, or an open model by the Hugging Face loader of lm-evaluation-harness.
-
-    Returns:
-        The model, and its entries in the results.
-    """
-    if not model_ref.startswith(MODEL_PREFIXES):
-        run_model = RunModel(*resolve_checkpoint(model_ref))
-        return SinklabLM(run_model), dict(model=run_model.name, digest=run_model.digest)
-    model_dir = gguf.find_model_dir(model_ref)
-    try:
-        import torch
-        from lm_eval.models.huggingface import HFLM
-    except ImportError as error:
-        raise UserError(f"{model_ref} needs {error.name}; install it: pip install 'lm-eval[hf]'") from error
-    device = 'cuda' if torch.cuda.is_available() else 'cpu'
-    with contextlib.redirect_stdout(sys.stderr):
-        lm = HFLM(pretrained=str(model_dir), device=device, batch_size=HF_BATCH_SIZE)
-    remarks = gguf.read_remarks(model_dir)
-    header = dict(model=model_ref, dtype=str(lm.model.dtype).removeprefix('torch.'))
-    return lm, header | (dict(remarks=remarks) if remarks else {})
-
-
 def evaluate_tasks(
-    model_ref: str,
+    run_ref: str,
     task_names: list[str],
     include_dir: str | None = None,
     limit: int | None = None,
     few_shot: int | None = None,
 ) -> dict[str, Any]:
-    """Evaluate tasks; return the metrics of each task and group under the names of lm-evaluation-harness."""
+    """Evaluate RUN[@STEP] on tasks; return the metrics of each task and group under the names of lm_eval."""
     os.environ['DISABLE_MULTIPROC'] = '1'  # lm_eval would fork this process, which has threads
     manager = load_task_manager(task_names, include_dir)
     matched_names = match_tasks(manager, task_names)
-    lm, header = load_lm(model_ref)  # after names are checked, since it can take minutes
+    lm = SinklabLM(RunModel(*resolve_checkpoint(run_ref)))
     try:
         with contextlib.redirect_stdout(sys.stderr):
             results = lm_eval.simple_evaluate(
@@ -182,7 +156,7 @@ def evaluate_tasks(
             'their data from the Hugging Face hub, or from the files that their YAML file names'
         ) from error
     summaries = {name: summarize_task(name, results) for name in {**results['results'], **results.get('groups', {})}}
-    return dict(**header, lm_eval=version('lm_eval'), limit=limit, tasks=summaries)
+    return dict(model=lm.run_model.name, lm_eval=version('lm_eval'), limit=limit, tasks=summaries)
 
 
 def summarize_task(name: str, results: dict) -> dict[str, Any]:

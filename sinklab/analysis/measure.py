@@ -20,7 +20,6 @@ from sinklab.metrics import registry
 from sinklab.metrics.emergence import find_emergence, find_first_heads
 from sinklab.metrics.metric import Arrays, MetricContext, name_by_layer
 from sinklab.metrics.norms import compute_first_ratio
-from sinklab.metrics.propositions import judge_propositions
 from sinklab.metrics.sink import SINK_THRESHOLD
 from sinklab.storage.files import atomic_write
 from sinklab.storage.paths import parse_path
@@ -296,7 +295,6 @@ class MeasureJob:
         is_unchanged = self.model.bos == 'auto' and not self.request.positions  # as in the paper
         record = dict(
             model=self.model.name,
-            digest=self.model.digest,
             dtype=self.model.dtype,
             bos=self.model.bos,
             **{name: getattr(self.request, name) for name in OPEN_MODEL_DEFAULTS},
@@ -304,17 +302,9 @@ class MeasureJob:
             **(dict(remarks=remarks) if remarks else {}),
             inputs={name: replace_nonfinite(measurement.numbers) for name, measurement in measurements.items()},
             published=find_published(self.model.name, self.request.length) if is_unchanged else {},
-            propositions=self.evaluate_propositions(measurements),
         )
         step = self.model.step if isinstance(self.model, RunModel) else None
         return MeasureResult(record, step, measurements)
-
-    def evaluate_propositions(self, measurements: dict[str, Measurement]) -> list[dict[str, Any]]:
-        is_covered = self.model.is_causal_softmax(self.request.length) and not self.request.positions
-        if 'repeated' not in measurements or not is_covered:
-            return []
-        judged = judge_propositions(self.model.position, replace_nonfinite(measurements['repeated'].numbers))
-        return [dict(claim=claim, number=number, holds=holds) for claim, number, holds in judged]
 
     def measure_input(self, name: str, on_progress: ProgressFn, names: tuple[str, ...] | None) -> Measurement:
         ids_PT = self.ids_by_input[name]

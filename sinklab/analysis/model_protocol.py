@@ -55,11 +55,6 @@ class MeasurableModel(abc.ABC):
     learned_key_names: list[str]
     remarks: list[str]
 
-    @property
-    @abc.abstractmethod
-    def digest(self) -> str:
-        """A digest of the parameters, and of everything else but edits that decides the output."""
-
     @abc.abstractmethod
     def copy_with_edits(self, edits: tuple[Edit, ...]) -> 'MeasurableModel':
         """Return a copy of the model whose captured arrays and losses are those of edited forward passes.
@@ -96,10 +91,6 @@ class MeasurableModel(abc.ABC):
     @abc.abstractmethod
     def decode_tokens(self, ids_T: np.ndarray) -> list[str]:
         """Return the text of each token."""
-
-    @abc.abstractmethod
-    def is_causal_softmax(self, length: int) -> bool:
-        """Return whether all layers have causal softmax attention over the whole text and no other keys."""
 
     def apply_training_format(self, ids_PT: np.ndarray) -> np.ndarray:
         """Return sequences in the format of training, such as with a fixed token."""

@@ -3,8 +3,6 @@
 import copy
 import dataclasses
 import functools
-import hashlib
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,7 +22,7 @@ from sinklab.analysis.model_protocol import (
     ignore_progress,
     run_in_batches,
 )
-from sinklab.checkpoint import checkpointer, digests
+from sinklab.checkpoint import checkpointer
 from sinklab.config.spec import Spec
 from sinklab.data.batches import add_training_tokens, set_fixed_token
 from sinklab.data.run_data import PREPENDED_IDS, find_tokenizer_file
@@ -44,7 +42,6 @@ from sinklab.train.step import make_hidden_states_fn, make_loss
 from sinklab.train.validation_loss import make_token_loss
 
 MAX_BATCH_BYTES = 1 << 30  # bytes of captured arrays, or of logits, of a batch
-SOFTMAX_OPERATION = 'identity', 'exp', 'sum'
 
 
 class RunModel(MeasurableModel):
@@ -87,14 +84,6 @@ class RunModel(MeasurableModel):
         self.learned_key_names = ['(+1)'] * has_implicit_key + learned_names
 
     @functools.cached_property
-    def digest(self) -> str:
-        config_json = json.dumps(
-            [dataclasses.asdict(part) for part in (self.spec.model, self.spec.data)], sort_keys=True
-        )
-        config_digest = hashlib.sha256(config_json.encode()).hexdigest()[:16]
-        return f'{digests.compute_checkpoint_digest(self.run_dir, self.step)} {config_digest}'
-
-    @functools.cached_property
     def params(self) -> dict:
         """The parameters on the first device, with verified digests."""
         abstract_params = state.make_abstract_state(self.spec, make_one_device_mesh())['params']
@@ -116,14 +105,6 @@ class RunModel(MeasurableModel):
         if prefix_ids or self.bos == 'none':
             return [*prefix_ids, *ids]
         return strip_loss_mask(add_training_tokens(np.array(ids, np.int32), self.spec.data)).tolist()
-
-    def is_causal_softmax(self, length: int) -> bool:
-        model = self.spec.model
-        context = self.make_context(length)
-        sees_whole_text = context.reach == length and not context.prefix and (model.mask.window or length) >= length
-        has_other_keys = context.learned_keys or model.mask.document or self.spec.data.positions == 'reset'
-        operation = model.attention.feature_map, model.attention.similarity, model.attention.normalizer
-        return bool(sees_whole_text and not has_other_keys and operation == SOFTMAX_OPERATION)
 
     def decode_tokens(self, ids_T: np.ndarray) -> list[str]:
         return [self.decode_token(int(token_id)) for token_id in strip_loss_mask(np.asarray(ids_T))]

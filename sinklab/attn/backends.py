@@ -3,67 +3,45 @@
 import dataclasses
 import importlib
 from collections.abc import Callable
-from typing import Protocol
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from sinklab.attn import (
-    chunked,
-    cudnn,
-    kernel_attention,
-    reference,
-)
+from sinklab.attn import chunked, cudnn, kernel_attention, reference
 from sinklab.attn.operations import SIMILARITIES
-from sinklab.attn.pallas.kernel_interface import Kernels
 from sinklab.attn.reference import AttentionOutput
-from sinklab.attn.spec import AttentionProblem, AttentionSpec
+from sinklab.attn.spec import AttentionProblem
 from sinklab.errors import UserError, format_error
 
 MAX_KERNEL_POWER = 4  # of unshifted masses: (3e-10)^4 is about the smallest normal float32
 
 
-class AttentionBackend(Protocol):
-    """Interface of an attention backend: one of the classes below, or a module with these names."""
-
-    @property
-    def platform(self) -> str | None:
-        """The only platform of the backend; None: all platforms."""
-
-    def attend(self, query_BTHK, key_BSGK, value_BSGK, spec: AttentionSpec) -> AttentionOutput:
-        """Compute attention as `reference.attend` does."""
-
-    def explain_unsupported(self, problem: AttentionProblem) -> str | None:
-        """Return why the backend cannot compute a problem, or None."""
-
-
 @dataclasses.dataclass(frozen=True)
-class XLABackend:
-    """Attention in plain jnp, which can compute every problem."""
+class Backend:
+    """An attention backend.
+
+    Attributes:
+        attend: Function that computes attention as `reference.attend` does.
+        explain_unsupported: Function that returns why the backend cannot compute a problem, or None.
+        platform: The only platform of the backend; None: all platforms.
+    """
 
     attend: Callable[..., AttentionOutput]
-    platform = None
-
-    def explain_unsupported(self, problem):
-        return None
+    explain_unsupported: Callable[[AttentionProblem], str | None] = lambda problem: None
+    platform: str | None = None
 
 
-@dataclasses.dataclass(frozen=True)
-class PallasBackend:
-    """Attention from the Pallas kernels of a platform."""
+def make_pallas_backend(platform: str) -> Backend:
+    """Make the backend of a platform's Pallas kernels, imported on first use because that takes a second."""
 
-    platform: str
+    def import_kernels():
+        return importlib.import_module(f'sinklab.attn.pallas.{platform}')
 
-    @property
-    def kernels(self) -> Kernels:
-        """The module of the kernels, imported on first use because importing Pallas takes a second."""
-        return importlib.import_module(f'sinklab.attn.pallas.{self.platform}')
+    def attend(query_BTHK, key_BSGK, value_BSGK, spec):
+        return kernel_attention.attend(import_kernels(), query_BTHK, key_BSGK, value_BSGK, spec)
 
-    def attend(self, query_BTHK, key_BSGK, value_BSGK, spec):
-        return kernel_attention.attend(self.kernels, query_BTHK, key_BSGK, value_BSGK, spec)
-
-    def explain_unsupported(self, problem):
+    def explain_unsupported(problem):
         operation, relative = problem.spec.operation, problem.spec.bias.relative
         if operation.similarity.is_shifted and operation.similarity is not SIMILARITIES['exp']:
             return f'{operation.name}: kernels support no other shifted similarity than exp'
@@ -75,15 +53,17 @@ class PallasBackend:
             return 'a learned table of relative positions, or a forget gate'
         reduction = kernel_attention.choose_reduction(operation)
         score_spec = kernel_attention.make_kernel_spec(problem.spec, problem.width).score_spec
-        return self.kernels.explain_unsupported(reduction, score_spec, problem)
+        return import_kernels().explain_unsupported(reduction, score_spec, problem)
+
+    return Backend(attend, explain_unsupported, platform)
 
 
-BACKENDS: dict[str, AttentionBackend] = {
-    'dense': XLABackend(reference.attend),
-    'chunked': XLABackend(chunked.attend),
-    'tpu': PallasBackend('tpu'),
-    'gpu': PallasBackend('gpu'),
-    'cudnn': cudnn,
+BACKENDS = {
+    'dense': Backend(reference.attend),
+    'chunked': Backend(chunked.attend),
+    'tpu': make_pallas_backend('tpu'),
+    'gpu': make_pallas_backend('gpu'),
+    'cudnn': Backend(cudnn.attend, cudnn.explain_unsupported, 'gpu'),
 }
 
 

@@ -14,8 +14,6 @@ from sinklab.attn.reference import AttentionOutput, RowStats
 from sinklab.attn.spec import AttentionProblem, AttentionSpec
 from sinklab.parallel import sharding
 
-platform = 'gpu'
-
 
 def explain_unsupported(problem: AttentionProblem) -> str | None:
     operation = problem.spec.operation

@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 from collections.abc import Callable
+from types import ModuleType
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,6 @@ from sinklab.attn.mask import Mask
 from sinklab.attn.operations import Operation, RowSums, raise_to_power
 from sinklab.attn.pallas.kernel_interface import (
     MASK_VALUE,
-    Kernels,
     KernelSpec,
     LinearReduction,
     Reduction,
@@ -27,7 +27,7 @@ ReduceText = Callable[[KernelSpec], tuple[jax.Array, tuple[jax.Array, ...]]]
 
 
 def attend(
-    kernels: Kernels, query_BTHK: jax.Array, key_BSGK: jax.Array, value_BSGK: jax.Array, spec: AttentionSpec
+    kernels: ModuleType, query_BTHK: jax.Array, key_BSGK: jax.Array, value_BSGK: jax.Array, spec: AttentionSpec
 ) -> AttentionOutput:
     """Compute attention with a platform's kernels."""
     operation, num_learned_kv, power = spec.operation, spec.num_learned_kv, spec.operation.power

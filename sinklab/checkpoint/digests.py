@@ -4,7 +4,6 @@ Each process writes STEP/digests_PROCESS.json with the size and the SHA-256 of t
 nothing is read over a network. In a bucket the digest is the one that the bucket reports.
 """
 
-import hashlib
 import json
 import os
 import re
@@ -138,9 +137,3 @@ def select_checkpoint(run_dir: RunDir, step: int | None) -> int:
     saved_steps = select_steps(run_dir, step)
     newest_step = find_newest_step(run_dir) if step is None else None
     return saved_steps[-1] if newest_step is None else newest_step
-
-
-def compute_checkpoint_digest(run_dir: RunDir, step: int) -> str:
-    """Compute 16 hex digits that identify a checkpoint: SHA-256 over the digests of all its files."""
-    files = read_digests(run_dir.checkpoint_dir / str(step))
-    return hashlib.sha256(json.dumps(files and sorted(files.items())).encode()).hexdigest()[:16]

@@ -230,11 +230,6 @@ def build_config(module: Any, config_path: str, size: str | None) -> Any:
         raise UserError(f'{flags}: {format_config_error(error, module.__file__)}') from error
 
 
-def get_row_name(module: Any, name: str) -> str:
-    """Return the name of a row that is given by its name or an alias (table() in configs/table.py)."""
-    return getattr(module.get_config, 'aliases', {}).get(name, name)
-
-
 def get_row_info(module: Any, file: str, row: str, values: dict[str, Any]) -> dict:
     """Return the file of a row, its name, its diff, its published numbers and their source.
 
@@ -244,7 +239,6 @@ def get_row_info(module: Any, file: str, row: str, values: dict[str, Any]) -> di
         row: The name of the row.
         values: The flattened config of the row, whose values the diff then has; values that it lacks are text.
     """
-    row = get_row_name(module, row)
     info = dict(config=file, row=row, diff={}, published={}, source='') | getattr(module, 'ROWS', {}).get(row, {})
     return info | dict(diff={path: values.get(path, str(value)) for path, value in info['diff'].items()})
 

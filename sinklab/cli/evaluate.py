@@ -1,18 +1,17 @@
-"""Evaluate a checkpoint or an open model on tasks of lm-evaluation-harness, such as HellaSwag.
+"""Evaluate a checkpoint of a run on tasks of lm-evaluation-harness, such as HellaSwag.
 
 example:
   sinklab evaluate runs/quickstart/softmax-0@600 --tasks=hellaswag,piqa --limit=500
   sinklab evaluate runs/quickstart/softmax-0 --tasks=mine --include=tasks --few_shot=2 --json
-  sinklab evaluate gguf:SmolLM2.gguf --tasks=hellaswag --limit=100
 """
 
 import argparse
 import json
 
 from sinklab.cli import terminal
-from sinklab.cli.checkpoint_flags import add_model_argument
 from sinklab.cli.flag_types import add_options, non_negative_int, positive_int
 from sinklab.errors import UserError, format_extra_command
+from sinklab.run_dir import MODEL_PREFIXES
 from sinklab.storage.paths import parse_path
 
 OPTIONS = {
@@ -23,7 +22,9 @@ OPTIONS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_model_argument(parser)
+    parser.add_argument(
+        'run', metavar='RUN[@STEP]', help='run folder, such as runs/softmax@500 (default: its newest step)'
+    )
     parser.add_argument(
         '--tasks', required=True, metavar='NAME,...', help='tasks or groups, such as hellaswag,piqa; * is a wildcard'
     )
@@ -37,11 +38,15 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
         raise UserError('--tasks= is empty; give names, such as --tasks=hellaswag')
     if args.include and not parse_path(args.include).is_dir():
         raise UserError(f'--include={args.include} is not a folder; give one with YAML files of tasks')
+    if args.run.startswith(MODEL_PREFIXES):
+        raise UserError(
+            f'{args.run} is an open model and no run; evaluate it with lm_eval --model hf --model_args pretrained=DIR'
+        )
     try:
         from sinklab.analysis import lm_eval
     except ImportError as error:
         raise UserError(f'evaluate needs {error.name}; install it: {format_extra_command("evaluate")}') from error
-    results = lm_eval.evaluate_tasks(args.model, tasks, args.include, args.limit, args.few_shot)
+    results = lm_eval.evaluate_tasks(args.run, tasks, args.include, args.limit, args.few_shot)
     if args.json:
         print(json.dumps(results, indent=2))
     else:
@@ -57,10 +62,7 @@ def print_results(results: dict) -> None:
             rows.append([name, metric, format_number(value), '-' if error is None else format_number(error), *counts])
     headings = 'task', 'metric', 'value', 'standard error', 'texts', 'few-shot'
     terminal.print_table(terminal.make_console(width=200), headings, rows, wrap_columns=['metric'])
-    notes = [results['model'], *([f'computed in {results["dtype"]}'] if 'dtype' in results else [])]
-    print(', '.join(notes))
-    for remark in results.get('remarks', ()):
-        print(f'{results["model"]}: {remark}')
+    print(results['model'])
 
 
 def format_number(value: float) -> str:

@@ -73,9 +73,7 @@ def find_importable_dir(model_ref: str) -> Path:
     try:
         convert.check_model_type(hf_config.get('model_type'), model_ref if is_gguf else str(config_path))
     except UserError as error:
-        raise UserError(
-            f'{error}; sinklab measure, sinklab evaluate and sinklab.open take {model_ref} without an import'
-        ) from error
+        raise UserError(f'{error}; sinklab measure and sinklab.open take {model_ref} without an import') from error
     if is_gguf and not (source / TOKENIZER_FILE).exists():
         raise UserError(
             f'{model_ref} has no tokenizer that transformers can read; give the safetensors folder of the model as '

@@ -171,10 +171,6 @@ def print_measurements(reports: list[dict]) -> None:
     for report in reports:
         for remark in report.get('remarks', ()):
             print(f'{report["model"]}: {remark}')
-        for proposition in report['propositions']:
-            verdict = 'holds' if proposition['holds'] else 'FAILS'
-            number = format_metric('{:.2g}'.format, proposition['number'])
-            print(f'{report["model"]}: {proposition["claim"]}: {number}, {verdict}')
 
 
 def format_metric(format_value: Callable[[float], str], value: float | None) -> str:

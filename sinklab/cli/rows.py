@@ -36,7 +36,6 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
         file, row_name = config_flags.split_config_path(config_path)
         module = config_flags.load_config_module(file)
         names = list(getattr(module, 'ROWS', {}))
-        row_name = config_flags.get_row_name(module, row_name)
         if row_name and row_name not in names:
             config_flags.build_config(module, config_path, args.size)  # raises UserError, with the names of rows
         if rows := [load_row(file, name, args.size, module) for name in names if row_name in ('', None, name)]:

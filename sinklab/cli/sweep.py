@@ -125,8 +125,7 @@ def select_rows(args: argparse.Namespace) -> tuple[Any, list[str]]:
     table = getattr(module, 'ROWS', {})
     if not table:
         raise UserError(f'--config={file} has no rows; sinklab rows lists the files that have rows')
-    given_names = list(table) if args.rows is None else args.rows.split(',')
-    names = [config_flags.get_row_name(module, name) for name in given_names]
+    names = list(table) if args.rows is None else args.rows.split(',')
     for name in names:
         if names.count(name) > 1:
             raise UserError(f'--rows={args.rows} names {name!r} twice; name each row once')

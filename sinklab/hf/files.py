@@ -211,12 +211,3 @@ def compute_identity(paths: list[Path], *versions: Any) -> str:
     """Compute a digest of the paths, sizes and modification times of files, and of what reads them."""
     stats = [(str(path.resolve()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths if path.exists()]
     return hashlib.sha256(json.dumps([*stats, *versions]).encode()).hexdigest()[:16]
-
-
-def digest_model_dir(model_dir: Path) -> str:
-    """Return a SHA-256 digest of the config and the weights of a model."""
-    hasher = hashlib.sha256()
-    for file in (model_dir / CONFIG_FILE, *list_weight_files(model_dir)):
-        with file.open('rb') as stream:
-            hasher.update(hashlib.file_digest(stream, 'sha256').digest())
-    return hasher.hexdigest()

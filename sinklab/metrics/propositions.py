@@ -13,15 +13,6 @@ from sinklab.metrics.metric import (
 from sinklab.metrics.norms import compute_norms
 from sinklab.metrics.sink import EPSILON, normalize_rows
 
-# {position encoding: (proposition, the number that it bounds)}; each number is at most 0, except for rounding.
-RELATIVE_POSITIONS = ('relative_paper_code', 'relative_paper_printed', 'relative_paper_negative')
-PROPOSITIONS = {
-    'none': (1, 'repeated/uneven'),
-    **dict.fromkeys((*RELATIVE_POSITIONS, 'relative_t5'), (2, 'repeated/relative')),
-    'alibi': (3, 'repeated/first'),
-    'rotary': (4, 'repeated/bound'),
-}
-TOLERANCE = 1e-5
 MIN_WEIGHT_SUM = 1e-30  # the least divisor
 
 
@@ -71,29 +62,6 @@ def compute_bound_violations(attention, query, key, context: MetricContext) -> A
 def compute_proposition_numbers(arrays: Arrays, context: MetricContext) -> dict[str, float]:
     names = {'uneven': 'uneven', 'first': 'above', 'relative': 'relative', 'bound': 'bound'}
     return {f'repeated/{name}': float(np.max(arrays[f'{array}_LPH'])) for name, array in names.items()}
-
-
-def is_within_bound(number: float | None, bound: float) -> bool:
-    return number is not None and number <= bound
-
-
-def judge_propositions(position: str, numbers: dict[str, float | None]) -> list[tuple[str, float | None, bool]]:
-    """Return (claim, number, whether it holds) for the propositions about a position encoding.
-
-    The propositions assume softmax over whole texts.
-    """
-    if position not in PROPOSITIONS:
-        return []
-    spreads = [value for name, value in numbers.items() if name.startswith('repeated/spread/')]
-    known = [value for value in spreads if value is not None]
-    largest = max(known) if len(known) == len(spreads) else None
-    verdicts = [('hidden states are equal after every block', largest, is_within_bound(largest, 10 * TOLERANCE))]
-    proposition, name = PROPOSITIONS[position]
-    if name in numbers:
-        verdicts.append(
-            (f'Proposition {proposition}, {name}', numbers[name], is_within_bound(numbers[name], TOLERANCE))
-        )
-    return verdicts
 
 
 METRICS = (

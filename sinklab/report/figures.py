@@ -1,4 +1,4 @@
-"""Figures of reports as data: lines over steps, blocks and config fields, and maps of heads and attention.
+"""Figures of reports as data: lines over steps and blocks, and maps of heads and attention.
 
 The HTML page and the image files draw the same figures. A figure of lines has `panels`, each with `lines` whose
 arrays are `x`, `y` and, for a mean, the standard deviation `sd`. A figure of maps has `maps` of quantized values.
@@ -12,9 +12,8 @@ import numpy as np
 from sinklab.metrics import registry
 from sinklab.metrics.metric import FigureSpec, MetricInfo
 from sinklab.metrics.registry import HEADLINE_FIGURE, HEADLINE_METRIC, VALID_LOSS
-from sinklab.report.run_groups import RunGroup, SweepAxis, find_axes
+from sinklab.report.run_groups import RunGroup
 from sinklab.report.runs import RunResult, select_evenly
-from sinklab.report.sweep_table import EMERGENCE_INFO
 
 Figure = dict[str, Any]
 
@@ -27,20 +26,18 @@ MAX_MATRIX_RUNS = 24  # runs with attention matrices
 MAX_MATRIX_HEADS, MIN_MATRIX_HEADS = 16, 4  # heads of one run; the minimum even beyond the limit on values
 
 
-def make_figures(run_groups: list[RunGroup], rows: list[dict], with_maps: bool = True) -> list[Figure]:
+def make_figures(run_groups: list[RunGroup], with_maps: bool = True) -> list[Figure]:
     """Make the figures of a report.
 
     Args:
         run_groups: The groups of runs, in the order of the report. The index of a run is that in the runs of all
             groups together.
-        rows: The entries of `make_group_table`, in the same order.
         with_maps: Whether to read attention matrices, and make their figures and those of layers and heads.
     """
     figure_makers = dict(heads=make_head_maps, matrices=make_matrix_maps, ratios=make_ratios_figure)
     specs = [spec for spec in registry.FIGURES if with_maps or spec.kind == 'ratios']
     candidates = [
         make_sink_and_loss_figure(run_groups),
-        *(make_axis_figure(axis, rows) for axis in find_axes(run_groups, rows)),
         *(figure_makers[spec.kind](run_groups, spec) for spec in specs),
     ]
     return [figure for figure in candidates if figure]
@@ -139,36 +136,6 @@ def select_extremes(values: np.ndarray, max_points: int) -> list[int]:
         part_values = np.asarray(values)[part]
         indices |= {int(part[part_values.argmin()]), int(part[part_values.argmax()])}
     return sorted(indices)
-
-
-def make_axis_figure(axis: SweepAxis, rows: list[dict]) -> Figure | None:
-    """Make the figure of Sink_1, loss and step of emergence against a config field, with published values."""
-    sentence = (
-        f'Final values of rows that differ only in {axis.field}, mean and spread over seeds; hollow and dashed: '
-        'published values, at their own size. The axis is ordered, but not to scale. A sink that is there before '
-        'training emerges at step 0.'
-    )
-    panels = [
-        make_panel(info, make_axis_lines(axis, rows, info.name), 'sweep', axis.name) | dict(tick_labels=axis.labels)
-        for info in (HEADLINE_METRIC, VALID_LOSS, EMERGENCE_INFO)
-    ]
-    return make_line_figure(f'along-{axis.field}', f'Along {axis.name}', sentence, panels)
-
-
-def make_axis_lines(axis: SweepAxis, rows: list[dict], metric_name: str) -> list[dict]:
-    """Make the lines of our means of a metric along an axis, and those of the published values."""
-    lines = []
-    for axis_line in axis.lines:
-        points = [(group, tick, rows[group]['ours'].get(metric_name)) for tick, group in axis_line]
-        published = [(group, tick, rows[group]['published'].get(metric_name)) for tick, group in axis_line]
-        own_points = [(group, tick, stats['mean'], stats['sd'] or 0) for group, tick, stats in points if stats]
-        published_points = [(group, tick, value, 0) for group, tick, value in published if value is not None]
-        for kind, shown_points in (('points', own_points), ('published', published_points)):
-            if shown_points:
-                groups, ticks, values, sds = zip(*shown_points, strict=True)
-                arrays = dict(x=np.int32(ticks), y=np.float32(values), sd=np.float32(sds))
-                lines.append(dict(kind=kind, groups=list(groups), **arrays))
-    return lines
 
 
 def make_ratios_figure(run_groups: list[RunGroup], figure_spec: FigureSpec) -> Figure | None:

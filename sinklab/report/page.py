@@ -41,7 +41,7 @@ def write_report_page(path: Path, runs: list[RunResult]) -> None:
     """
     run_groups = group_runs(runs)
     rows = make_group_table(run_groups)
-    write_text(path, render_page(run_groups, rows, make_figures(run_groups, rows)))
+    write_text(path, render_page(run_groups, rows, make_figures(run_groups)))
 
 
 def render_page(run_groups: list[RunGroup], rows: list[dict], figures: list[Figure]) -> str:

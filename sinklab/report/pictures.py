@@ -14,7 +14,7 @@ from matplotlib.container import ErrorbarContainer
 
 from sinklab.escape import FIGURE_RC_PARAMS, quote_file_name
 from sinklab.report.figures import Figure, make_figures
-from sinklab.report.run_groups import RunGroup, group_runs, make_group_table
+from sinklab.report.run_groups import RunGroup, group_runs
 from sinklab.report.runs import RunResult
 from sinklab.storage.files import atomic_write
 
@@ -37,7 +37,7 @@ def write_pictures(folder: Path, runs: list[RunResult], formats: Sequence[str] =
     run_groups = group_runs(runs)
     paths = []
     with plt.rc_context(FONT_OPTIONS | FIGURE_RC_PARAMS):
-        for figure in make_figures(run_groups, make_group_table(run_groups), with_maps=False):
+        for figure in make_figures(run_groups, with_maps=False):
             drawn = draw_lines(figure, run_groups)
             for extension in formats:
                 paths.append(folder / f'{quote_file_name(figure["name"])}.{extension}')
@@ -71,10 +71,8 @@ def draw_lines(figure: Figure, run_groups: list[RunGroup]) -> plt.Figure:
             label, artist = draw_line(axes, line, run_groups, 0 if panel['label'].endswith('(%)') else -np.inf)
             if line['kind'] != 'member' and line.get('split') != 'training':
                 legend_lines.setdefault(label, artist)
-        axes.set(xlabel=wrap_label(panel['x_label']), ylabel=panel['label'])
+        axes.set(xlabel=panel['x_label'], ylabel=panel['label'])
         axes.spines[['top', 'right']].set_visible(False)
-        if 'tick_labels' in panel:
-            axes.set_xticks(range(len(panel['tick_labels'])), map(wrap_label, panel['tick_labels']))
         if panel['kind'] == 'blocks':
             axes.xaxis.get_major_locator().set_params(integer=True)
             axes.axhline(panel['reference_value'], color='#999', linestyle=':')
@@ -96,13 +94,6 @@ def draw_line(
     kind, x = line['kind'], line['x']
     y = line['y'][-len(x) :]  # of ratios by block, those of the last probe
     low = np.maximum(y - line.get('sd', 0), min_value)
-    if kind in ('points', 'published'):
-        colour = get_line_style(line['groups'][0])['color']
-        if kind == 'points':
-            artist = axes.errorbar(x, y, [y - low, line['sd']], color=colour, marker='o', markersize=4, capsize=2)
-        else:
-            (artist,) = axes.plot(x, y, '--o', color=colour, markersize=4, markerfacecolor='none', linewidth=0.8)
-        return 'ours' if kind == 'points' else 'published', artist
     style = get_line_style(line['group'])
     if kind == 'member' or line.get('split') == 'training':
         style |= dict(alpha=0.35, linewidth=0.7)

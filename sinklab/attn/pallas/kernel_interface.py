@@ -2,12 +2,22 @@
 
 The rest of attention is ordinary jnp on the results of these reductions (sinklab/attn/kernel_attention.py), so the
 backward passes also take the cotangents of the statistics.
+
+The module of a platform's kernels has these functions. Arrays are BHTK; their lengths are multiples of
+`get_padding_multiple`.
+
+- get_padding_multiple(length): a number; `length` queries or keys are padded to a multiple of it.
+- explain_unsupported(reduction, score_spec, problem): what these kernels cannot compute, or None.
+- forward(reduction, kernel_spec, query_BHTK, key_BGSK, value_BGSV): (output_BHTV, statistics_BHT); the output may be
+  in float32.
+- backward(reduction, kernel_spec, query_BHTK, key_BGSK, value_BGSV, d_output_BHTV, rows_BHT): (d_query, d_key,
+  d_value, d_parameter_HP), from `reduction.compute_backward_rows`.
 """
 
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from types import ModuleType
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +25,6 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 
 from sinklab.attn.mask import Mask
-from sinklab.attn.spec import AttentionProblem
 from sinklab.parallel import sharding
 
 MASK_VALUE = -1e30  # lse of a query that sees no key
@@ -97,31 +106,8 @@ class KernelSpec:
     parameter_HP: jax.Array | None = None  # of the bias function; H may be 1
 
 
-class Kernels(Protocol):
-    """Interface of a platform's kernels, which are a module.
-
-    Arrays are BHTK; their lengths are multiples of `get_padding_multiple`.
-    """
-
-    def get_padding_multiple(self, length: int) -> int:
-        """Return a number; `length` queries or keys are padded to a multiple of it."""
-
-    def explain_unsupported(
-        self, reduction: Reduction, score_spec: ScoreSpec, problem: AttentionProblem
-    ) -> str | None:
-        """Return what these kernels cannot compute, or None."""
-
-    def forward(self, reduction: Reduction, kernel_spec: KernelSpec, query_BHTK, key_BGSK, value_BGSV):
-        """Compute (output_BHTV, statistics_BHT); the output may be in float32."""
-
-    def backward(
-        self, reduction: Reduction, kernel_spec: KernelSpec, query_BHTK, key_BGSK, value_BGSV, d_output_BHTV, rows_BHT
-    ):
-        """Compute (d_query, d_key, d_value, d_parameter_HP), from `reduction.compute_backward_rows`."""
-
-
 def run_kernels(
-    kernels: Kernels,
+    kernels: ModuleType,
     reduction: Reduction,
     kernel_spec: KernelSpec,
     query_BTHK: jax.Array,
@@ -165,7 +151,7 @@ def move_heads_first(array_BTHK: jax.Array, padding: int) -> jax.Array:
     return jnp.pad(jnp.swapaxes(array_BTHK, 1, 2), ((0, 0), (0, 0), (0, padding), (0, 0)))
 
 
-def make_differentiable(kernels: Kernels, reduction: Reduction, kernel_spec: KernelSpec) -> Callable:
+def make_differentiable(kernels: ModuleType, reduction: Reduction, kernel_spec: KernelSpec) -> Callable:
     """Make a differentiable function from kernels.
 
     Returns:

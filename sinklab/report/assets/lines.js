@@ -1,14 +1,11 @@
-// Lines of a panel as SVG. The kind of a panel is 'steps' (over training), 'blocks' (over the blocks of the model) or
-// 'sweep' (over the values of a config field).
+// Lines of a panel as SVG. The kind of a panel is 'steps' (over training) or 'blocks' (over the blocks of the model).
 
 // Lines of these kinds are in the legend; others are thin.
-const MAIN_KINDS = new Set(['only', 'mean', 'points']);
+const MAIN_KINDS = new Set(['only', 'mean']);
 const LINE_ATTRIBUTES = {
   only: { 'stroke-width': 2 },
   mean: { 'stroke-width': 2.5 },
-  points: { 'stroke-width': 2 },
   member: { 'stroke-width': 1, opacity: 0.45 },
-  published: { 'stroke-width': 1.5, 'stroke-dasharray': '2 3', opacity: 0.8 },
 };
 const RIGHT_MARGIN = 18; // pixels
 const BOTTOM_MARGIN = 36;
@@ -16,29 +13,17 @@ const TOP_MARGIN = 6;
 
 // Return the lines of a panel with their arrays, without hidden row groups.
 function getVisibleLines(panel) {
-  return panel.lines.map(loadVisiblePoints).filter(line => line.xs.length);
+  return panel.lines.filter(line => !state.hiddenGroups.has(line.group)).map(loadPoints);
 }
 
-// Load the arrays of a line. A line of a sweep has a group for each point, other lines have one group. A line by block
-// has values for each of its steps, of which that of the slider is shown.
-function loadVisiblePoints(line) {
-  const [xs, allYs, sds] = [line.x, line.y, line.sd].map(array => array && Array.from(decodeArray(array)));
+// Load the arrays of a line. A line by block has values for each of its steps, of which that of the slider is shown.
+function loadPoints(line) {
+  const [xs, ys, sds] = [line.x, line.y, line.sd].map(array => array && Array.from(decodeArray(array)));
   const start = line.steps ? findLastIndexUpTo(line.steps, state.step) * xs.length : 0;
-  const ys = allYs.slice(start, start + xs.length);
-  const groups = line.groups ?? xs.map(() => line.group);
-  const isVisible = (_, index) => !state.hiddenGroups.has(groups[index]);
-  return {
-    ...line,
-    group: line.group ?? line.groups.find(isVisible) ?? line.groups[0],
-    groups: line.groups?.filter(isVisible),
-    xs: xs.filter(isVisible),
-    ys: ys.filter(isVisible),
-    sds: sds?.filter(isVisible),
-  };
+  return { ...line, xs, ys: ys.slice(start, start + xs.length), sds };
 }
 
 function formatLineName(data, line) {
-  if (line.kind === 'points') return line.groups.map(group => data.groups[group].name).join(', ');
   const name = line.run === null ? `${data.groups[line.group].name}, mean of ${line.n}` : data.runs[line.run].name;
   return line.split ? `${name}, ${line.split}` : name;
 }
@@ -84,8 +69,7 @@ function computeLayout(panel, lines, width) {
   const left = 14 + 7 * Math.max(...ticks.map(value => formatTick(value).length));
   const plotWidth = width - left - RIGHT_MARGIN;
   const ends = lines.flatMap(line => [line.xs[0], line.xs[line.xs.length - 1]]);
-  const [minX, maxX] =
-    panel.kind === 'sweep' ? [-0.3, panel.tick_labels.length - 0.7] : [Math.min(...ends), Math.max(...ends)];
+  const [minX, maxX] = [Math.min(...ends), Math.max(...ends)];
   return {
     width,
     height,
@@ -132,25 +116,21 @@ function renderBand(line, layout) {
 
 function renderLine(data, line, layout) {
   if (line.dots) return renderPoints(data, line, layout);
-  const stroke = line.kind === 'points' && line.groups.length > 1 ? 'currentColor' : getColour(line.group);
+  const stroke = getColour(line.group);
   const band = line.kind === 'mean' && line.sds ? renderBand(line, layout) : '';
   const attributes = { 'stroke-dasharray': getDash(line.group), ...LINE_ATTRIBUTES[line.kind] };
   const curve = renderSvg('path', { class: 'curve', d: makePath(line, layout), stroke, ...attributes });
-  const hasPoints = line.groups || line.xs.length === 1;
-  return band + curve + (hasPoints ? renderPoints(data, line, layout) : '');
+  return band + curve + (line.xs.length === 1 ? renderPoints(data, line, layout) : '');
 }
 
-// Render points in the colours of their groups with bars of their standard deviations, hollow if they are published.
+// Render the points of a line with bars of their standard deviations.
 function renderPoints(data, line, layout) {
-  const isPublished = line.kind === 'published';
+  const colour = getColour(line.group);
   const points = line.xs.map((value, index) => {
-    const group = line.groups?.[index] ?? line.group;
-    const colour = getColour(group);
-    const [fill, stroke] = isPublished ? ['var(--back)', colour] : [colour, 'var(--back)'];
-    const [x, y, sd] = [layout.toX(value), line.ys[index], isPublished ? 0 : line.sds?.[index]];
+    const [x, y, sd] = [layout.toX(value), line.ys[index], line.sds?.[index]];
     const bar = sd ? renderSvg('path', { d: `M${x} ${layout.toY(Math.max(layout.low, y - sd))}V${layout.toY(y + sd)}`, stroke: colour }) : '';
-    const title = `${data.groups[group].name}: ${formatNumber(y, 2)}${isPublished ? ' (published)' : ''}`;
-    const attributes = { cx: x, cy: layout.toY(y), r: 3.5, fill, stroke, 'stroke-width': 1.5 };
+    const title = `${data.groups[line.group].name}: ${formatNumber(y, 2)}`;
+    const attributes = { cx: x, cy: layout.toY(y), r: 3.5, fill: colour, stroke: 'var(--back)', 'stroke-width': 1.5 };
     return bar + renderSvg('circle', attributes, renderTitle(title));
   });
   return points.join('');
@@ -158,12 +138,6 @@ function renderPoints(data, line, layout) {
 
 // Return [value, label] of the ticks of the horizontal axis.
 function makeHorizontalTicks(panel, layout) {
-  if (panel.kind === 'sweep') {
-    const labels = panel.tick_labels;
-    const longest = Math.max(...labels.map(label => label.length));
-    const interval = Math.ceil((labels.length * (14 + 7 * longest)) / layout.plotWidth);
-    return labels.map((label, index) => [index, label]).filter(([index]) => index % interval === 0);
-  }
   const values = chooseTicks(layout.minX, layout.maxX, layout.plotWidth / 75);
   return values
     .filter(value => panel.kind !== 'blocks' || Number.isInteger(value))

@@ -53,21 +53,11 @@ class Panel {
 
   // Return [group, name, value] of each line at a position of the horizontal axis.
   listValues(x) {
-    if (this.spec.kind !== 'sweep')
-      return this.getMainLines().map(line => {
-        const index = findNearestIndex(line.xs, x);
-        const isOutside = x < line.xs[0] || x > line.xs[line.xs.length - 1];
-        const suffix = isOutside ? ` (${this.spec.x_label} ${line.xs[index]})` : '';
-        return [line.group, formatLineName(this.data, line), formatNumber(line.ys[index], this.spec.digits) + suffix];
-      });
-    return this.lines.flatMap(line => {
-      const suffix = line.kind === 'published' ? ', published' : '';
-      const indices = [...line.xs.keys()].filter(index => line.xs[index] === x);
-      return indices.map(index => [
-        line.groups[index],
-        this.data.groups[line.groups[index]].name + suffix,
-        formatNumber(line.ys[index], this.spec.digits),
-      ]);
+    return this.getMainLines().map(line => {
+      const index = findNearestIndex(line.xs, x);
+      const isOutside = x < line.xs[0] || x > line.xs[line.xs.length - 1];
+      const suffix = isOutside ? ` (${this.spec.x_label} ${line.xs[index]})` : '';
+      return [line.group, formatLineName(this.data, line), formatNumber(line.ys[index], this.spec.digits) + suffix];
     });
   }
 
@@ -78,7 +68,7 @@ class Panel {
     this.svg.querySelector('.cursor').setAttribute('d', `M${cursorPixel} 4V${layout.bottom}`);
     const values = this.listValues(this.cursorX);
     const shown = values.slice(0, MAX_LEGEND_ENTRIES);
-    const position = `${spec.x_label} ${spec.kind === 'sweep' ? spec.tick_labels[this.cursorX] : this.cursorX}`;
+    const position = `${spec.x_label} ${this.cursorX}`;
     const items = shown.map(
       ([group, name, value]) => `<li>${renderSwatch(group)}<span>${escapeHtml(name)}</span> <b>${value}</b></li>`,
     );
