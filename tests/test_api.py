@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import reference
 import tiny_runs as runs
+from commands import get_error_line
 
 import sinklab
 from sinklab import api
@@ -344,8 +345,7 @@ def test_open_model_folder_without_hf_prefix_is_rejected(model_dir, capsys, argu
 def test_open_model_is_rejected_with_import_command(model_dir, capsys, model_ref, command):
     model_ref = model_ref.format(model=model_dir)
     verb = command[: 1 + (command[0] == 'checkpoint')]
-    assert main([*verb, model_ref, *command[len(verb) :]]) == 1
-    (line,) = capsys.readouterr().err.strip().splitlines()
+    line = get_error_line(capsys, *verb, model_ref, *command[len(verb) :])
     assert f'sinklab checkpoint import hf:{model_ref.removeprefix("hf:")} --out=' in line
 
 

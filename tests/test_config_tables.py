@@ -187,29 +187,6 @@ def test_scale_with_size_scales_field_with_its_reference_field():
     assert get_config('window').optimizer.steps == 10_000
 
 
-def test_table_rejects_unknown_field_and_invalid_value():
-    valid_row = dict(diff={'seed': 1})
-    for get_config in (
-        table({'a': dict(diff={'optimizer.stps': 1})}),
-        table({'a': valid_row}, {'optimizer.stps': 1}),
-    ):
-        with pytest.raises(ValueError, match=r'optimizer\.stps.*optimizer\.steps'):
-            get_config('a')
-    with pytest.raises(ValueError, match=r"optimizer\.steps.*'many'.*20000"):
-        table({'a': dict(diff={'optimizer.steps': 'many'})})('a')
-
-
-def test_get_config_suggests_valid_row_or_size_for_unknown_name():
-    with pytest.raises(ValueError, match=r"'sofmax'.*softmax.*softmax, sigmoid"):
-        quickstart.get_config('sofmax')
-    with pytest.raises(ValueError, match='row'):
-        quickstart.get_config()
-    with pytest.raises(ValueError, match=r"'smok'.*smoke.*paper, quickstart, small, smoke"):
-        quickstart.get_config('softmax', 'smok')
-    with pytest.raises(ValueError, match=r'default\.py.*softmax'):
-        default.get_config('softmax')
-
-
 def list_choices(record, field):
     return set(get_args(get_type_hints(record)[field]))
 

@@ -10,18 +10,12 @@ from command_recorders import (
     SUBMIT_COMMANDS,
     TRAIN_COMMAND,
     get_launcher_output,
-    make_recorders,
 )
 
 from launch.tpu_slices import TPU_KINDS
 
 jsonschema = pytest.importorskip('jsonschema', reason='jsonschema, of the extra test, is not installed')
 CRD = json.loads((Path(__file__).parent / 'jobset_crd.json').read_text())
-
-
-@pytest.fixture
-def recorders(tmp_path, monkeypatch):
-    return make_recorders(tmp_path, monkeypatch)
 
 
 def forbid_unknown_fields(schema):

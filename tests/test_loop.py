@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -10,6 +9,7 @@ import sys
 import jax
 import numpy as np
 import pytest
+from commands import write_config
 from orbax.checkpoint import v1 as ocp
 from tiny_runs import (
     CrashError,
@@ -189,13 +189,8 @@ def test_resume_after_signal_completes_run(
     SIGKILL leaves only earlier checkpoints. The same command then finishes the run. It also takes the measurements
     that are due at the step of the stop: 3 (probe), 8 (all).
     """
-    script = tmp_path / 'row.py'
     changes = dict(data__source=corpus, checkpoint__every_steps=4, probe__every_steps=3)
-    script.write_text(
-        f'import sys; sys.path.insert(0, {os.path.dirname(__file__)!r})\n'
-        'from tiny_specs import make_tiny_config\n'
-        f'def get_config(row=None):\n    return make_tiny_config(**{changes!r})\n'
-    )
+    script = write_config(tmp_path / 'row.py', **changes)
     command = [sys.executable, '-m', 'sinklab', 'train', f'--config={script}', f'--workdir={tmp_path}/run']
     program = f"""
 import os, signal, sys, sinklab.train.loop as loop

@@ -6,6 +6,7 @@ import re
 
 import numpy as np
 import pytest
+from commands import get_error_line
 from tiny_specs import make_tiny_spec
 
 from sinklab.cli import sweep
@@ -69,13 +70,6 @@ def own_file(tmp_path):
     for registered in (FFN_ACTIVATIONS, REGISTERED):
         registered.clear()
     FFN_ACTIVATIONS.update(saved_activations)
-
-
-def get_error_line(capsys, *arguments):
-    """Run a command that must fail; return its only line on stderr."""
-    assert main(list(arguments)) == 1
-    (line,) = capsys.readouterr().err.strip().splitlines()
-    return line
 
 
 def load_changes(config_path, overrides, size):
