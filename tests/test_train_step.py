@@ -85,7 +85,6 @@ OTHER_MODELS = [
 
 SHARDED_LAYOUT = Layout(fsdp=2, tensor=2)
 PLAIN_SPEC = make_tiny_spec()
-# The other layouts, with and without remat and micro-batches, are in test_layouts.py.
 SELECTED_LAYOUTS = [SHARDED_LAYOUT, Layout(micro_batch=2, data=2), Layout(fsdp=4, remat='qkv,middle')]
 CASES = [
     pytest.param(PLAIN_SPEC, layout, marks=() if layout in SELECTED_LAYOUTS else pytest.mark.exhaustive)
