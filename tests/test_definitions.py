@@ -4,7 +4,6 @@ import dataclasses
 import json
 import math
 
-import formulas
 import jax
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ from docs.reference import REASONS_NOT_COMPARED
 from sinklab.config.validate import parse_config
 from sinklab.configs import packing
 from sinklab.data.run_data import load_run_data
-from sinklab.metrics import registry, sink
+from sinklab.metrics import registry
 from sinklab.model.learned_kv import LEARNED_KV_KINDS
 from sinklab.model.positions import RotaryPosition
 from sinklab.model.transformer import Transformer
@@ -77,46 +76,6 @@ def test_fixed_bos_is_at_first_position_and_before_every_document(row, corpus):
     assert is_document_start.any(), 'no document begins within a window'
     assert (ids_BT[:, 0] == 1).all()
     assert (ids_BT[:, 1:][is_document_start] == 1).all()
-
-
-def compute_bias_importance(kind, scale):
-    """Return alpha_1, averaged over 8 heads, of scores that are the scaled position bias, at T = 64."""
-    score_HTS = scale * formulas.compute_position_bias(kind, np.arange(64), 8)
-    weight_HTS = np.where(np.tri(64) > 0, np.exp(score_HTS), 0)
-    return float(sink.compute_importance(weight_HTS / weight_HTS.sum(-1, keepdims=True), 1).mean())
-
-
-# (position, alpha_1 of a bias that is added after the division, alpha_1 of one that is added before)
-RELATIVE_CASES = [
-    ('relative_paper_code', 0.334, 0.103),
-    ('relative_paper_printed', 0.225, 0.094),
-    ('relative_paper_negative', 0.022, 0.052),
-]
-
-
-@pytest.mark.parametrize(('kind', 'after', 'before'), RELATIVE_CASES)
-@pytest.mark.slow
-def test_relative_bias_is_not_divided_by_root_of_head_width(kind, after, before):
-    """Compare a model with zero queries to a bias added after and before the division."""
-    assert compute_bias_importance(kind, 1) == pytest.approx(after, abs=5e-4)
-    assert compute_bias_importance(kind, 96**-0.5) == pytest.approx(before, abs=5e-4)
-    assert compute_model_importance(kind) == pytest.approx(after, abs=5e-4)
-
-
-@pytest.mark.slow
-def test_alibi_bias_is_not_divided_by_root_of_head_width():
-    assert compute_model_importance('alibi') == pytest.approx(compute_bias_importance('alibi', 1), abs=5e-4)
-    assert abs(compute_bias_importance('alibi', 1) - compute_bias_importance('alibi', 0.5)) > 5e-3
-
-
-def compute_model_importance(position):
-    """Return alpha_1 of a model whose scores are its position bias."""
-    spec = make_tiny_spec(model__position=position, model__layers=1, model__heads=8, data__length=64)
-    model = Transformer(spec.model, 64, nnx.Rngs(0))
-    model.blocks.attention.query_DHK[...] *= 0
-    with jax.disable_jit():
-        captured = model(np.ones((1, 64), np.int32), capture=True)[1]
-    return float(sink.compute_importance(captured.attention_BHTS, 1).mean())
 
 
 ZERO_BSHK = np.zeros((1, 1, 4, 16), np.float32)
