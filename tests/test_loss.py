@@ -136,17 +136,6 @@ def test_loss_and_gradients_match_reference_on_every_mesh(sizes, layout, dtype, 
     np.testing.assert_allclose(value, expected[0], rtol=1e-6)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('layout', LAYOUTS, ids=str)
-def test_gradients_have_sharding_of_their_arrays(layout):
-    mesh = device_mesh.make_mesh(layout)
-    with jax.set_mesh(mesh):
-        inputs = place_arrays(mesh, make_arrays())
-        _, gradients = jax.jit(make_sharded_loss(mesh))(*inputs)
-    for array, gradient in zip(inputs[:2], gradients, strict=True):
-        assert gradient.sharding.is_equivalent_to(array.sharding, array.ndim)
-
-
 def test_bfloat16_loss_gives_float32_head_gradient():
     hidden, head, target = make_arrays(dtype=jnp.bfloat16)
     _, (d_hidden, d_head) = loss_and_gradients(hidden, head, target)
