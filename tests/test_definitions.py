@@ -9,15 +9,12 @@ import numpy as np
 import pytest
 from flax import nnx
 from rows import PAPER_MODULES, ROWS, get_name
-from tiny_specs import make_tiny_spec
 
 from docs.reference import REASONS_NOT_COMPARED
 from sinklab.config.validate import parse_config
 from sinklab.configs import packing
 from sinklab.data.run_data import load_run_data
 from sinklab.metrics import registry
-from sinklab.model.learned_kv import LEARNED_KV_KINDS
-from sinklab.model.positions import RotaryPosition
 from sinklab.model.transformer import Transformer
 from sinklab.report import sweep_table
 from sinklab.run_dir import RunDir
@@ -78,31 +75,6 @@ def test_fixed_bos_is_at_first_position_and_before_every_document(row, corpus):
     assert (ids_BT[:, 1:][is_document_start] == 1).all()
 
 
-ZERO_BSHK = np.zeros((1, 1, 4, 16), np.float32)
-
-
-@pytest.mark.slow
-def test_narrow_learned_key_uses_distinct_rotary_frequencies():
-    """Check the half-split layout: e_i rotates to cos(t f_i) e_i + sin(t f_i) e_(i + K/2).
-
-    In the interleaved layout, two dimensions would share a frequency.
-    """
-    spec = make_tiny_spec(
-        model__learned_kv__kind='k',
-        model__learned_kv__value='zero',
-        model__head_width=16,
-        model__learned_kv__key_width=4,
-    )
-    learned_kv = LEARNED_KV_KINDS['k'](spec.model, 16, nnx.Rngs(0))
-    key_BSHK, _ = learned_kv.prepend(ZERO_BSHK, ZERO_BSHK)
-    learned_dims = np.flatnonzero(np.abs(key_BSHK[0, 0]).sum(0))
-    assert learned_dims.tolist() == [0, 1, 2, 3]
-    unit_B1HK = np.eye(16, dtype=np.float32)[learned_dims][:, None, None]
-    rotated_BK = np.asarray(RotaryPosition(spec.model, 8, nnx.Rngs(0)).rotate(unit_B1HK, np.array([[1]])))[:, 0, 0]
-    frequency = np.arccos(rotated_BK[np.arange(4), learned_dims])
-    np.testing.assert_allclose(frequency, 10_000.0 ** (-2 * np.arange(4) / 16), rtol=1e-4)
-
-
 @pytest.mark.parametrize(
     ('loss', 'vocabulary', 'fails'),
     [
@@ -134,7 +106,9 @@ def write_finished_run(folder, loss, vocabulary=512):
         ({'fails': True}, (5.5,), 'done diverged', 'failed 1/2, diverged 1/2, published: fails'),
         ({'fails': True}, (5.5, 2.8), 'done done', 'failed 1/2, done 1/2, published: fails'),
         ({'fails': True}, (2.9, 2.8), 'done done', 'done 2/2, published: fails'),
+        ({'fails': True}, (), 'diverged diverged', 'diverged 2/2, published: fails'),
         ({'sink/1': 1.0}, (5.5, 5.6), 'done done', 'done 2/2'),
+        ({}, (2.9, 2.8, 2.7), 'done diverged done', 'done 2/3, diverged 1/3'),
     ],
 )
 def test_sweep_table_counts_failed_runs_of_row_published_as_failing(tmp_path, published, losses, outcomes, expected):

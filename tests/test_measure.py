@@ -3,9 +3,8 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.extra.numpy import arrays
 from tiny_specs import make_tiny_spec
 
 from sinklab.analysis import measure
@@ -32,31 +31,6 @@ def test_compute_sink_rate_applies_strict_threshold_per_sequence():
     alpha_LPH = np.array([[[0.3], [0.31], [0.9], [0.0]]])  # one layer, four sequences, one head
     assert sink.compute_sink_rate(alpha_LPH) == 50.0
     assert sink.compute_sink_rate(alpha_LPH.mean(1)) == 100.0  # the mean over sequences would hide it
-
-
-@settings(max_examples=30, deadline=None)
-@given(arrays(np.float64, (3, 4, 4), elements=st.floats(-5, 5).filter(lambda x: x == 0 or abs(x) > 1e-3)))
-def test_normalize_rows_sums_to_one_or_zero(A):
-    proxy = np.asarray(sink.normalize_rows(A), np.float64)
-    empty = (A == 0).all(-1)
-    np.testing.assert_allclose(proxy.sum(-1), np.where(empty, 0, 1), atol=1e-4)
-    assert (proxy >= 0).all()
-
-
-def test_normalize_rows_keeps_normalized_rows():
-    A = np.random.default_rng(0).dirichlet(np.ones(9), 5)
-    np.testing.assert_allclose(sink.normalize_rows(A), A, rtol=1e-6)
-    np.testing.assert_allclose(sink.compute_abs_row_sum(A), 1)
-
-
-def test_compute_sink_numbers_names_key_and_threshold():
-    alpha_LPHJ = np.zeros((2, 3, 4, 5))
-    alpha_LPHJ[0, :, :, 0] = 0.45
-    actual = sink.compute_sink_numbers(alpha_LPHJ, 0.25)
-    assert (actual['sink/1'], actual['sink/1@0.4'], actual['sink/1@0.5'], actual['sink/2']) == (50, 50, 0, 0)
-    assert actual['alpha/1'] == pytest.approx(0.225)
-    assert actual['alpha/floor'] == 0.25
-    assert 'sink/6' not in actual
 
 
 def test_star_metric_reports_rates_with_and_without_own_query():

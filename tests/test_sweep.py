@@ -12,7 +12,6 @@ from commands import get_error_line, write_table
 from tiny_runs import read_timeless_records
 from tiny_specs import make_tiny_spec
 
-from sinklab.cli.config_flags import load_spec
 from sinklab.cli.main import build_parser
 from sinklab.cli.sweep import make_train_command
 from sinklab.config.spec import Layout
@@ -143,16 +142,6 @@ def test_sweep_skips_completed_and_diverged_runs(table, finished_sweep, tmp_path
     assert process.stderr.count('diverged before') == 1
     assert 'diverged 1/1, published: fails' in process.stdout
     assert 'Sink_1 is ' in process.stdout
-
-
-def test_sweep_rejects_folder_of_other_run_and_leaves_it_unchanged(capsys, table, tmp_path):
-    folder = RunDir(tmp_path / 'runs' / 'sigmoid-0')
-    folder.initialize(load_spec(f'{table}:softmax', [], 'smoke')[0], {})
-    old_mtimes = read_mtimes(folder.path)
-    line = get_sweep_error(capsys, table, tmp_path / 'runs', '--size=smoke', '--rows=softmax,sigmoid')
-    assert 'row sigmoid' in line
-    assert 'model.attention.similarity exp -> sigmoid' in line
-    assert read_mtimes(folder.path) == old_mtimes
 
 
 @pytest.mark.parametrize(
