@@ -35,15 +35,6 @@ FIELDS_AT_DEFAULT = {
 
 
 @pytest.mark.parametrize(('module', 'row'), ROWS, ids=get_name)
-def test_row_config_parses_at_one_size(module, row):
-    """Test the sizes in turn."""
-    sizes = module.get_config.sizes
-    size = sizes[list(module.ROWS).index(row) % len(sizes)]
-    parse_config(module.get_config(row, size).to_dict())
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize(('module', 'row'), ROWS, ids=get_name)
 def test_row_config_parses_at_every_size(module, row):
     for size in module.get_config.sizes:
         parse_config(module.get_config(row, size).to_dict())

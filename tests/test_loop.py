@@ -243,3 +243,14 @@ def test_train_measures_finished_run_again_after_last_record_is_truncated(finish
     names = {name for name in finished_run[1][-1] if not name.startswith(('train', 'data', 'speed', 'seconds'))}
     assert {name: records[-1][name] for name in names} == {name: finished_run[1][-1][name] for name in names}
     assert drop_clock_metrics(records[:-1]) == drop_clock_metrics(finished_run[1][:-1])
+
+
+@pytest.mark.slow
+def test_run_with_damaged_checkpoint_resumes_from_sound_checkpoint_to_same_result(finished_run, corpus, tmp_path):
+    shutil.copytree(finished_run[0], tmp_path / 'run')
+    shutil.rmtree(tmp_path / 'run' / 'checkpoints' / '8' / 'state')
+    callback = RecordingCallback()
+    records = train_run(make_spec(corpus), tmp_path / 'run', callback)
+    assert drop_clock_metrics(records) == drop_clock_metrics(finished_run[1])
+    assert callback.messages[0].startswith(f'{tmp_path}/run/checkpoints/8 ')
+    assert RunDir(tmp_path / 'run').list_checkpoint_steps() == [4, 8]
