@@ -6,10 +6,14 @@ from pathlib import Path
 from sinklab.cli.main import main
 
 
+def run_command(capsys, *arguments):
+    """Run a command, and return (exit code, stdout, stderr)."""
+    return main([str(argument) for argument in arguments]), *capsys.readouterr()
+
+
 def get_error_line(capsys, *arguments):
     """Run a command that must be refused, and return its only line of output."""
-    code = main([str(argument) for argument in arguments])
-    out, err = capsys.readouterr()
+    code, out, err = run_command(capsys, *arguments)
     assert (code, out, err.count('\n'), 'Traceback' in err) == (1, '', 1, False), (out, err)
     return err.strip()
 

@@ -116,6 +116,13 @@ def recorders(tmp_path, monkeypatch):
 
 
 @pytest.fixture
+def run_commands(tmp_path, monkeypatch):
+    from command_recorders import make_command_runner
+
+    return make_command_runner(tmp_path, monkeypatch)
+
+
+@pytest.fixture
 def no_disk_delay(monkeypatch):
     """Do not wait for files that a network file system might show late."""
     monkeypatch.setattr(files, 'SHARED_DISK_SECONDS', 0.0)

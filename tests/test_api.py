@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import formulas
+import jax
 import numpy as np
 import pytest
 import reference
@@ -106,7 +107,7 @@ def test_run_returns_parameters_of_steps_and_curves_as_frames(trained_run):
     assert run.steps == [4, 8]
     for step in run.steps:
         for actual, expected in zip(
-            *map(list_leaves, (run.params(step), runs.load_parameters(path, step))), strict=True
+            *map(jax.tree.leaves, (run.params(step), runs.load_parameters(path, step))), strict=True
         ):
             np.testing.assert_array_equal(actual, expected)
     pytest.importorskip('pandas')
@@ -137,12 +138,6 @@ def test_run_returns_parameters_of_steps_and_curves_as_frames(trained_run):
 def test_call_with_wrong_text_or_name_is_refused(trained_run, call, message):
     with pytest.raises(UserError, match=message):
         call(sinklab.open(trained_run[0]))
-
-
-def list_leaves(tree):
-    import jax
-
-    return jax.tree.leaves(tree)
 
 
 def test_measure_reproduces_metrics_of_training_probe(trained_run, capsys, monkeypatch, tmp_path):

@@ -6,13 +6,12 @@ import shutil
 import numpy as np
 import pytest
 import streaming_reference
-from commands import get_error_line
+from commands import get_error_line, run_command
 from tiny_runs import make_spec
 from tiny_specs import make_tiny_spec
 
 from sinklab.checkpoint import checkpointer
 from sinklab.cli import sample, stream
-from sinklab.cli.main import main
 from sinklab.data.batches import add_training_tokens
 from sinklab.data.run_data import open_corpus as open_stored_corpus
 from sinklab.errors import UserError
@@ -28,11 +27,6 @@ def text_path(tmp_path):
     path = tmp_path / 'book.txt'
     path.write_text(TEXT, encoding='utf-8')
     return path
-
-
-def run_command(capsys, *arguments):
-    """Run a command; return (exit code, stdout, stderr)."""
-    return main([str(argument) for argument in arguments]), *capsys.readouterr()
 
 
 def encode_text(corpus):

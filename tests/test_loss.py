@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import count_devices
 from jax.sharding import NamedSharding, PartitionSpec
 
 from sinklab.config.spec import Layout
@@ -191,10 +192,6 @@ def test_large_logits_do_not_overflow():
             value, (_, d_head_VD) = loss_and_gradients(hidden_BTD, head_VD, jnp.array([[0, 1]]))
         np.testing.assert_allclose(value, 1e30, rtol=1e-6)
         np.testing.assert_array_equal(d_head_VD, [[0.5], [-0.5]])
-
-
-def count_devices(layout):
-    return math.prod(size or 1 for size in (layout.data, layout.fsdp, layout.tensor))
 
 
 BATCH, LENGTH, WIDTH, VOCABULARY = 4, 4096, 20, 1004  # sizes that no other array of the program has

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from commands import get_error_line
 from tiny_specs import make_tiny_spec
 
 from sinklab.cli import tail
@@ -162,7 +163,6 @@ def test_tail_names_run_without_row_by_its_folder(folder, capsys):
 @pytest.mark.parametrize('arguments', [['nothing'], ['nothing', '--fast'], ['file']])
 def test_tail_rejects_missing_run_with_one_line(tmp_path, capsys, arguments):
     (tmp_path / 'file').write_text('no run')
-    assert main(['tail', f'{tmp_path}/{arguments[0]}', *arguments[1:]]) == 1
-    (message,) = capsys.readouterr().err.splitlines()
+    message = get_error_line(capsys, 'tail', f'{tmp_path}/{arguments[0]}', *arguments[1:])
     assert message.startswith('sinklab tail: ')
     assert 'config.json' not in message
