@@ -12,11 +12,7 @@ import pytest
 from tiny_specs import OPERATIONS
 
 import sinklab
-from sinklab.attn.operations import (
-    NORMALIZERS,
-    SIMILARITIES,
-    Similarity,
-)
+from sinklab.attn.operations import NORMALIZERS, SIMILARITIES, Similarity
 from sinklab.config.spec import NORMALIZERS_BY_SIMILARITY, AttentionConfig
 
 BATCH, LENGTH, HEADS, GROUPS, WIDTH, VALUE_WIDTH = 2, 9, 4, 2, 8, 6

@@ -9,10 +9,7 @@ from rows import PAPER_MODULES, ROWS, get_name
 
 from sinklab.config import spec
 from sinklab.config.validate import parse_config
-from sinklab.configs import (
-    default,
-    quickstart,
-)
+from sinklab.configs import default, quickstart
 from sinklab.configs.hypotheses import NATURAL, NATURAL_ROWS
 from sinklab.configs.sizes import SIZES
 from sinklab.configs.table import (
@@ -187,13 +184,7 @@ def test_every_choice_has_implementation():
     from sinklab.attn.operations import NORMALIZERS, SIMILARITIES
     from sinklab.data.run_data import PREPENDED_IDS, TASKS
     from sinklab.model.attention import COMBINATIONS
-    from sinklab.model.layers import (
-        FEATURE_MAPS,
-        FFN_ACTIVATIONS,
-        GATES,
-        INITIALIZATIONS,
-        NORM_PLACEMENTS,
-    )
+    from sinklab.model.layers import FEATURE_MAPS, FFN_ACTIVATIONS, GATES, INITIALIZATIONS, NORM_PLACEMENTS
     from sinklab.model.learned_kv import LEARNED_KV_KINDS, VALUE_DIRECTIONS
     from sinklab.model.positions import POSITIONS
     from sinklab.train.optimizer import OPTIMIZERS, SCHEDULES

@@ -17,13 +17,7 @@ from sinklab.attn.kernel_attention import choose_reduction
 from sinklab.attn.pallas import gpu
 from sinklab.attn.pallas.gpu import make_block_ops
 from sinklab.attn.pallas.gpu_lowering import REWRITES, make_lowerable
-from sinklab.attn.pallas.kernel_interface import (
-    LOG2E,
-    MASK_VALUE,
-    LinearReduction,
-    ScoreSpec,
-    SoftmaxReduction,
-)
+from sinklab.attn.pallas.kernel_interface import LOG2E, MASK_VALUE, LinearReduction, ScoreSpec, SoftmaxReduction
 from sinklab.attn.spec import AttentionProblem, AttentionSpec
 
 

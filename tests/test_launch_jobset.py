@@ -5,12 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
-from command_recorders import (
-    HOSTILE_PATH,
-    SUBMIT_COMMANDS,
-    TRAIN_COMMAND,
-    get_launcher_output,
-)
+from command_recorders import HOSTILE_PATH, SUBMIT_COMMANDS, TRAIN_COMMAND, get_launcher_output
 
 from launch.tpu_slices import TPU_KINDS
 

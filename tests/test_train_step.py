@@ -17,12 +17,7 @@ from sinklab.errors import UserError
 from sinklab.model.learned_kv import count_learned_kv
 from sinklab.parallel import device_mesh, sharding
 from sinklab.parallel.device_mesh import MESH_AXES
-from sinklab.train import (
-    device_layout,
-    state,
-    step,
-    validation_loss,
-)
+from sinklab.train import device_layout, state, step, validation_loss
 
 IDS = np.random.default_rng(0).integers(0, 300, (4, 17)).astype(np.int32)
 

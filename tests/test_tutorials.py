@@ -10,14 +10,7 @@ import pytest
 from doc_pages import PROGRAMS
 from tiny_specs import make_case_params
 
-from docs.run_tutorial import (
-    TutorialRunner,
-    make_quick,
-    read_blocks,
-    run_page,
-    select_lines,
-    update_outputs,
-)
+from docs.run_tutorial import TutorialRunner, make_quick, read_blocks, run_page, select_lines, update_outputs
 from sinklab.cli.config_flags import apply_overrides
 from sinklab.cli.main import build_parser
 from sinklab.configs import default

@@ -17,11 +17,7 @@ from sinklab.errors import UserError
 from sinklab.parallel import device_mesh
 from sinklab.report import page, runs
 from sinklab.run_dir import RunDir
-from sinklab.train import (
-    loop,
-    state,
-    warm_start,
-)
+from sinklab.train import loop, state, warm_start
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('no_disk_delay')]
 KV_COLUMNS = dict(model__learned_kv__kind='kv')
