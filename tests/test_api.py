@@ -238,14 +238,7 @@ def test_dtype_of_run_changes_numbers_as_rounding_does(trained_run, capsys):
 
 
 def test_measure_writes_printed_results_with_optional_metrics(trained_run, capsys, monkeypatch, tmp_path):
-    arguments = [
-        str(trained_run[0]),
-        '--json',
-        '--all',
-        '--sequences=2',
-        '--loss',
-        f'--out={tmp_path}/out',
-    ]
+    arguments = [str(trained_run[0]), '--json', '--all', '--sequences=2', '--loss', f'--out={tmp_path}/out']
     assert main(['measure', *arguments]) == 0
     summary = json.loads(capsys.readouterr().out)
     assert json.loads((tmp_path / 'out' / 'measured.json').read_text()) == summary
@@ -329,13 +322,7 @@ def test_open_model_folder_without_hf_prefix_is_rejected(model_dir, capsys, argu
 
 @pytest.mark.parametrize('model_ref', ['{model}', 'hf:{model}', 'hf:org/name'])
 @pytest.mark.parametrize(
-    'command',
-    [
-        ['measure', '--all'],
-        ['checkpoint', 'ls'],
-        ['checkpoint', 'verify'],
-    ],
-    ids=' '.join,
+    'command', [['measure', '--all'], ['checkpoint', 'ls'], ['checkpoint', 'verify']], ids=' '.join
 )
 def test_open_model_is_rejected_with_import_command(model_dir, capsys, model_ref, command):
     model_ref = model_ref.format(model=model_dir)

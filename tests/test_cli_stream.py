@@ -83,10 +83,7 @@ def test_sample_continues_prompt_and_is_deterministic_per_seed(finished_run, cap
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    'option',
-    ['--cache=4', '--cache=4+-1', '--cache=4+0', '--cache=0+3000000000', '--cash=4'],
-)
+@pytest.mark.parametrize('option', ['--cache=4', '--cache=4+-1', '--cache=4+0', '--cache=0+3000000000', '--cash=4'])
 @pytest.mark.parametrize('command', ['stream', 'sample'])
 def test_stream_and_sample_reject_invalid_option_with_one_line(finished_run, text_path, capsys, command, option):
     input_option = f'--text={text_path}' if command == 'stream' else '--prompt=abc'

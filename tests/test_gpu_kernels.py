@@ -90,9 +90,7 @@ def compute_in_float64(function, *arrays):
 def test_block_ops_forward_matches_float64_reference(name, mask_name):
     kernel_spec, arrays = make_problem(MASKS[mask_name](LENGTH))
     expected = compute_in_float64(
-        functools.partial(solve_with_matrices, REDUCTIONS[name], kernel_spec),
-        *arrays,
-        kernel_spec.parameter_HP,
+        functools.partial(solve_with_matrices, REDUCTIONS[name], kernel_spec), *arrays, kernel_spec.parameter_HP
     )
     query, key, value = (array.astype(jnp.float32) for array in arrays)
     block_ops = make_block_ops(REDUCTIONS[name], kernel_spec.score_spec)

@@ -42,10 +42,7 @@ def make_manifest(capsys, *options, argv=None):
 
 OPTIONS = {
     'plain': [],
-    'all': [
-        *('--spot', '--service_account=trainer'),
-        *("--env=WORDS=a 'b' $(HOME)", '--restarts=3', '--grace=22'),
-    ],
+    'all': [*('--spot', '--service_account=trainer'), *("--env=WORDS=a 'b' $(HOME)", '--restarts=3', '--grace=22')],
 }
 
 
@@ -68,10 +65,7 @@ def test_manifest_restarts_after_all_but_final_exit_codes(recorders, capsys):
     (rule,) = spec['replicatedJobs'][0]['template']['spec']['podFailurePolicy']['rules']
     assert rule['action'] == 'FailJob'
     exit_codes = rule['onExitCodes']
-    assert (exit_codes['operator'], exit_codes['values']) == (
-        'In',
-        [1, 3, 130],
-    )  # Kubernetes requires sorted values
+    assert (exit_codes['operator'], exit_codes['values']) == ('In', [1, 3, 130])  # Kubernetes requires sorted values
     (final_rule,) = spec['failurePolicy']['rules']
     assert (final_rule['action'], final_rule['onJobFailureReasons']) == ('FailJobSet', ['PodFailurePolicy'])
     assert spec['replicatedJobs'][0]['template']['spec']['backoffLimit'] == 0

@@ -69,12 +69,7 @@ def run_sweep_command(table, workdir, *arguments, **environment):
     command = [sys.executable, '-m', 'sinklab', 'sweep', f'--config={table}', '--size=smoke', f'--workdir={workdir}']
     environment = {**os.environ, 'SINKLAB_CACHE': f'{table.parent}/cache', **environment}
     return subprocess.run(
-        [*command, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=500,
-        env=environment,
-        start_new_session=True,
+        [*command, *arguments], capture_output=True, text=True, timeout=500, env=environment, start_new_session=True
     )
 
 
