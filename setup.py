@@ -43,9 +43,9 @@ setup(
     package_data={'sinklab.report': ['assets/*']},
     entry_points={'console_scripts': ['sinklab = sinklab.__main__:run']},
     # Upper bounds: modules in a comment use private or experimental names, or what a new version may change. Where
-    # there is no comment, the next major version is excluded. docs/reference/dependencies.md explains each choice.
+    # there is no comment, the next major version is excluded.
     install_requires=[
-        'jax>=0.10.2,<0.13',  # sinklab/supervisor/, sinklab/attn/pallas/
+        'jax>=0.10.2,<0.13',  # sinklab/process_group.py, sinklab/attn/pallas/
         'flax>=0.12.8,<0.13',  # names and state of flax.nnx, which checkpoints contain: sinklab/train/state.py
         'optax>=0.2.8,<0.3',  # optax.contrib: sinklab/train/optimizer.py
         'orbax-checkpoint>=0.12.8,<0.13',  # the experimental API v1: sinklab/checkpoint/checkpointer.py

@@ -4,10 +4,12 @@ import importlib
 import json
 import os
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
 from launch import command_line
+from launch.code_bundle import ROOT
 from sinklab import __version__
 
 HARMLESS_PROGRAMS = (
@@ -95,6 +97,37 @@ def make_recorders(folder, monkeypatch):
     (folder / 'configs').mkdir()
     (folder / 'configs' / 'scale.py').write_text('# a config\n')
     return recorders
+
+
+# Output of the recording programs, with which the commands of a page succeed.
+PROGRAM_OUTPUTS = {
+    'queued-resources describe': 'ACTIVE\n',
+    'systemctl show': 'ActiveState=inactive\nExecMainStatus=0\nExecMainStartTimestampMonotonic=17\n',
+    'projects describe': '123\n',
+}
+
+
+def make_command_runner(folder, monkeypatch):
+    """Return run(commands), which runs those of a page in a folder with a config file and returns their calls."""
+    recorders = CommandRecorders(folder / 'bin', *PROGRAM_NAMES, 'tail')
+    for part, text in PROGRAM_OUTPUTS.items():
+        recorders.add_answers(part, (text, '', 0))
+    (recorders.folder / 'python').symlink_to(sys.executable)
+    (folder / 'configs').mkdir()
+    (folder / 'configs' / 'scale.py').write_text((ROOT / 'configs' / 'scale.py').read_text())
+    monkeypatch.setenv('PYTHONPATH', os.pathsep.join([str(ROOT), *sys.path]))
+
+    def run(commands):
+        (folder / 'shared' / 'runs' / 'pair').mkdir(parents=True)  # folder of a started run
+        script = commands.replace('/shared', f'{folder}/shared')
+        result = subprocess.run(
+            ['bash', '-eu', '-o', 'pipefail', '-c', script],
+            cwd=folder, env=recorders.environment, capture_output=True, text=True, timeout=120,
+        )  # fmt: skip
+        assert result.returncode == 0, result.stderr
+        return recorders.pop_calls()
+
+    return run
 
 
 def get_scheduler(name):

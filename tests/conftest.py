@@ -13,6 +13,7 @@ os.environ.pop('COLUMNS', None)  # pytest-xdist sets 80, at which tables wrap
 import jax
 import numpy as np
 import pytest
+from commands import write_config
 from emulators import bucket, emulator  # noqa: F401 - fixtures
 from jax.experimental.compilation_cache import compilation_cache as jax_compilation_cache
 
@@ -20,6 +21,7 @@ from sinklab.attn import chunked
 from sinklab.attn.pallas import tpu
 from sinklab.config.spec import Layout
 from sinklab.parallel import device_mesh
+from sinklab.storage import files
 
 # Tests compile for minutes and compute for seconds. The older emitters of jax 0.10 take a third of the compile time,
 # and one LLVM module per program a third less than the default. An unknown extra option is ignored.
@@ -92,14 +94,7 @@ def corpus(tmp_path_factory) -> str:
 
 @pytest.fixture
 def config(tmp_path, corpus):
-    """Write a config file of a tiny model, as a user would, and return its path."""
-    path = tmp_path / 'mine.py'
-    path.write_text(
-        f'import sys; sys.path.insert(0, {os.path.dirname(__file__)!r})\n'
-        'from tiny_specs import make_tiny_config\n'
-        f'def get_config(row=None):\n    return make_tiny_config(data__source={corpus!r})\n'
-    )
-    return str(path)
+    return write_config(tmp_path / 'mine.py', data__source=corpus)
 
 
 @pytest.fixture(scope='session')
@@ -111,6 +106,26 @@ def finished_run(corpus, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv('SINKLAB_CACHE', str(path.parent / 'cache'))
         return path, train_run(make_spec(corpus), path)
+
+
+@pytest.fixture
+def recorders(tmp_path, monkeypatch):
+    from command_recorders import make_recorders
+
+    return make_recorders(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def run_commands(tmp_path, monkeypatch):
+    from command_recorders import make_command_runner
+
+    return make_command_runner(tmp_path, monkeypatch)
+
+
+@pytest.fixture
+def no_disk_delay(monkeypatch):
+    """Do not wait for files that a network file system might show late."""
+    monkeypatch.setattr(files, 'SHARED_DISK_SECONDS', 0.0)
 
 
 @pytest.fixture

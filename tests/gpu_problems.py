@@ -4,13 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 from attention_cases import compute_alibi_bias
 
-from sinklab.attn.pallas.kernel_interface import (
-    MASK_VALUE,
-    KernelSpec,
-    LinearReduction,
-    ScoreSpec,
-    SoftmaxReduction,
-)
+from sinklab.attn.pallas.kernel_interface import MASK_VALUE, KernelSpec, LinearReduction, ScoreSpec, SoftmaxReduction
 
 LENGTH = 384
 

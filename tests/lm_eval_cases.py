@@ -27,10 +27,7 @@ TEXT_TASK = dict(
     doc_to_target='{{text}}',
     metric_list=[dict(metric='byte_perplexity'), dict(metric='bits_per_byte')],
 )
-TASKS = {
-    'mine_choice': (CHOICE_TASK, QUESTIONS),
-    'mine_text': (TEXT_TASK, [dict(text=text) for text in TEXTS]),
-}
+TASKS = {'mine_choice': (CHOICE_TASK, QUESTIONS), 'mine_text': (TEXT_TASK, [dict(text=text) for text in TEXTS])}
 
 
 def write_tasks(folder):

@@ -2,13 +2,7 @@
 
 import numpy as np
 
-from benchmarks.open_families import (
-    SAMPLE_TEXT,
-    VOCABULARY,
-    make_config,
-    make_tokenizer_json,
-    save_model,
-)
+from benchmarks.open_families import SAMPLE_TEXT, VOCABULARY, make_config, make_tokenizer_json, save_model
 
 __all__ = ['SAMPLE_TEXT', 'VOCABULARY', 'make_configs', 'make_tokenizer_json', 'run_transformers', 'save_model']
 

@@ -8,10 +8,12 @@ import sys
 from pathlib import Path
 
 import formulas
+import jax
 import numpy as np
 import pytest
 import reference
 import tiny_runs as runs
+from commands import get_error_line
 
 import sinklab
 from sinklab import api
@@ -105,7 +107,7 @@ def test_run_returns_parameters_of_steps_and_curves_as_frames(trained_run):
     assert run.steps == [4, 8]
     for step in run.steps:
         for actual, expected in zip(
-            *map(list_leaves, (run.params(step), runs.load_parameters(path, step))), strict=True
+            *map(jax.tree.leaves, (run.params(step), runs.load_parameters(path, step))), strict=True
         ):
             np.testing.assert_array_equal(actual, expected)
     pytest.importorskip('pandas')
@@ -136,12 +138,6 @@ def test_run_returns_parameters_of_steps_and_curves_as_frames(trained_run):
 def test_call_with_wrong_text_or_name_is_refused(trained_run, call, message):
     with pytest.raises(UserError, match=message):
         call(sinklab.open(trained_run[0]))
-
-
-def list_leaves(tree):
-    import jax
-
-    return jax.tree.leaves(tree)
 
 
 def test_measure_reproduces_metrics_of_training_probe(trained_run, capsys, monkeypatch, tmp_path):
@@ -242,14 +238,7 @@ def test_dtype_of_run_changes_numbers_as_rounding_does(trained_run, capsys):
 
 
 def test_measure_writes_printed_results_with_optional_metrics(trained_run, capsys, monkeypatch, tmp_path):
-    arguments = [
-        str(trained_run[0]),
-        '--json',
-        '--all',
-        '--sequences=2',
-        '--loss',
-        f'--out={tmp_path}/out',
-    ]
+    arguments = [str(trained_run[0]), '--json', '--all', '--sequences=2', '--loss', f'--out={tmp_path}/out']
     assert main(['measure', *arguments]) == 0
     summary = json.loads(capsys.readouterr().out)
     assert json.loads((tmp_path / 'out' / 'measured.json').read_text()) == summary
@@ -331,19 +320,12 @@ def test_open_model_folder_without_hf_prefix_is_rejected(model_dir, capsys, argu
 
 @pytest.mark.parametrize('model_ref', ['{model}', 'hf:{model}', 'hf:org/name'])
 @pytest.mark.parametrize(
-    'command',
-    [
-        ['measure', '--all'],
-        ['checkpoint', 'ls'],
-        ['checkpoint', 'verify'],
-    ],
-    ids=' '.join,
+    'command', [['measure', '--all'], ['checkpoint', 'ls'], ['checkpoint', 'verify']], ids=' '.join
 )
 def test_open_model_is_rejected_with_import_command(model_dir, capsys, model_ref, command):
     model_ref = model_ref.format(model=model_dir)
     verb = command[: 1 + (command[0] == 'checkpoint')]
-    assert main([*verb, model_ref, *command[len(verb) :]]) == 1
-    (line,) = capsys.readouterr().err.strip().splitlines()
+    line = get_error_line(capsys, *verb, model_ref, *command[len(verb) :])
     assert f'sinklab checkpoint import hf:{model_ref.removeprefix("hf:")} --out=' in line
 
 

@@ -17,11 +17,12 @@ from sinklab.train import state
 
 ROOT = Path(__file__).parents[1]
 NUMBER = r'-?[\d.]+'
+COMMITTED_STEP_COSTS = json.loads(step_cost.FIGURES.read_text())
 
 
 def run_benchmark(name, *options):
     command = [sys.executable, '-m', f'benchmarks.{name}', *options]
-    return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True, timeout=300).stdout
+    return subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True, timeout=900).stdout
 
 
 @pytest.mark.exhaustive
@@ -60,28 +61,6 @@ def test_pytorch_peer_has_as_many_parameters_and_threads_as_ours():
     assert torch.get_num_threads() == 1
 
 
-@pytest.mark.parametrize('option', ['--data=2', '--micro_batch=2'])
-def test_peers_benchmark_refuses_batch_that_option_does_not_divide(option, monkeypatch, capsys):
-    monkeypatch.setattr('sys.argv', ['peers.py', '--batch=3', option])
-    with pytest.raises(SystemExit) as raised:
-        peers.parse_shape()
-    assert raised.value.code == 2
-    message = capsys.readouterr().err.splitlines()[-1]
-    assert '--batch=3' in message
-    assert option in message
-
-
-def test_peers_benchmark_names_unknown_and_missing_peers(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(peers, 'LITGPT_PYTHON', tmp_path / 'python')
-    assert 'litgpt' not in peers.choose_peers('all')
-    assert 'litgpt is not installed' in capsys.readouterr().out
-    with pytest.raises(SystemExit):
-        peers.choose_peers('litgpt,plain JAX')
-    with pytest.raises(SystemExit) as raised:
-        peers.choose_peers('nope')
-    assert 'nope' in str(raised.value)
-
-
 @pytest.mark.exhaustive
 def test_attention_benchmark_covers_dense_and_chunked():
     output = run_benchmark('attention', '--lengths=16,32', '--max_dense_length=16', '--rounds=2')
@@ -103,3 +82,22 @@ def test_tpu_cost_benchmark_prints_committed_costs():
     bundles = [int(number) for number in re.findall(r'^v6e +\w+ forward +(\d+) +\d+% +\d+%', output, re.MULTILINE)]
     assert len(bundles) == 2
     assert bundles[0] < 1.1 * bundles[1], 'more bundles than splash attention of JAX needs'
+
+
+def test_check_figures_reports_cost_that_differs_from_committed_figure(capsys):
+    costs = COMMITTED_STEP_COSTS['costs']
+    assert step_cost.check_figures(costs) == 0
+    name, cost = next(iter(costs.items()))
+    assert step_cost.check_figures({name: cost | dict(scattered=cost['scattered'] * 1.2)}) == 1
+    assert all(part in err for err in [capsys.readouterr().err] for part in (name, 'scattered'))
+    assert step_cost.check_figures(dict(other=cost)) == 1
+    assert 'other: ' in capsys.readouterr().err
+
+
+@pytest.mark.exhaustive
+@pytest.mark.skipif(
+    step_cost.find_libtpu_version() != COMMITTED_STEP_COSTS['versions']['libtpu'],
+    reason='the figures are of another libtpu',
+)
+def test_sigmoid_1b_step_on_two_slices_has_committed_figures():
+    run_benchmark('step_cost', '--topologies=2xv5e:8x8', '--rows=sigmoid_1b', '--check')

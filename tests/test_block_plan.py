@@ -48,10 +48,7 @@ def test_block_size_divides_padded_length(length):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ('length', 'operation'),
-    [
-        (2049, ('exp', 'sum')),
-        pytest.param(4096, ('sigmoid', 'none'), marks=pytest.mark.exhaustive),
-    ],
+    [(2049, ('exp', 'sum')), pytest.param(4096, ('sigmoid', 'none'), marks=pytest.mark.exhaustive)],
 )
 def test_kernels_with_block_sizes_of_chip_match_reference(operation, length):
     """Test 2304 queries in blocks of 256, and blocks of 1024 by 2048 in sub-blocks."""

@@ -137,10 +137,7 @@ def test_background_save_error_is_raised_once_by_next_call(tmp_path, monkeypatch
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ('keep', 'keep_every_steps', 'expected_steps'),
-    [(3, 0, [4, 5, 6]), (2, 3, [3, 5, 6])],
-)
+@pytest.mark.parametrize(('keep', 'keep_every_steps', 'expected_steps'), [(3, 0, [4, 5, 6]), (2, 3, [3, 5, 6])])
 def test_retention_keeps_last_and_periodic_checkpoints(tmp_path, keep, keep_every_steps, expected_steps):
     config = parse_config(
         make_tiny_config(

@@ -9,6 +9,7 @@ from benchmarks import emergence_order, switch_attention
 from docs import claims_results, emergence_results, page_parts
 from sinklab.cli import config_flags
 from sinklab.config.spec import Spec
+from sinklab.configs.claims import CLAIMS
 
 
 @pytest.mark.slow
@@ -34,6 +35,18 @@ def test_mechanism_page_matches_measurements(module, part, name):
     results = json.loads((claims_results.RESULTS_DIR / name).read_text(encoding='utf-8'))
     text = (claims_results.RESULTS_DIR / 'mechanism.md').read_text(encoding='utf-8')
     assert page_parts.replace_part(text, part, module.format_results(results)) == text
+
+
+def test_table_of_readme_has_means_and_deviations_of_stored_runs():
+    readme = (claims_results.ROOT / 'README.md').read_text(encoding='utf-8')
+    runs = json.loads((claims_results.RESULTS_DIR / 'claims.json').read_text(encoding='utf-8'))['runs']
+    lines = readme.partition('<!-- claims: readme -->')[2].partition('<!-- end -->')[0].strip().splitlines()[2:]
+    assert len(lines) == len(claims_results.README_CLAIMS)
+    for name, line in zip(claims_results.README_CLAIMS, lines, strict=True):
+        for reading in ('right', 'left'):
+            row, metric = CLAIMS[name][reading][:2]
+            values = [run['end'][metric] for run in runs[row].values()]
+            assert f'| {np.mean(values):.1f} ± {np.std(values, ddof=1):.1f} |' in line
 
 
 def test_page_discusses_every_claim_that_runs_do_not_confirm():

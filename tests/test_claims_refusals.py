@@ -1,10 +1,10 @@
 """Tests of the errors and of the list of `sinklab claims`."""
 
-import contextlib
 import json
 from pathlib import Path
 
 import pytest
+from commands import get_error_line
 
 from sinklab.cli.main import main
 from sinklab.configs.claims import CLAIMS
@@ -14,9 +14,7 @@ from sinklab.report import claims
 
 def fail_command(capsys, *arguments):
     """Run a claims command that is refused, and return its only line on stderr."""
-    with contextlib.suppress(SystemExit):  # of argparse
-        assert main(['claims', *map(str, arguments)]) == 1
-    (line,) = capsys.readouterr().err.strip().splitlines()
+    line = get_error_line(capsys, 'claims', *arguments)
     assert line.startswith('sinklab claims: ')
     return line
 

@@ -1,7 +1,6 @@
 """Command line: one-line errors, exit codes, help and listings."""
 
 import argparse
-import contextlib
 import json
 import re
 import subprocess
@@ -9,22 +8,13 @@ import sys
 
 import numpy as np
 import pytest
+from commands import get_error_line, write_table
 
 from sinklab.cli.config_flags import load_spec
 from sinklab.cli.main import COMMANDS, build_parser, import_command, main
 from sinklab.errors import UserError
 
 QUICKSTART_CONFIG = 'configs/quickstart.py:softmax'
-
-
-def get_error_line(capsys, *arguments):
-    with contextlib.suppress(SystemExit):  # of argparse
-        assert main(arguments) == 1
-    captured = capsys.readouterr()
-    assert captured.out == ''
-    lines = captured.err.strip().splitlines()
-    assert len(lines) == 1, captured.err
-    return lines[0]
 
 
 @pytest.mark.parametrize(
@@ -148,11 +138,8 @@ def test_rows_table_fits_100_columns(capsys):
 
 
 def test_rows_lists_user_table_and_refuses_config_without_rows(capsys, tmp_path, config):
-    config_file = tmp_path / 'table.py'
-    row = "dict(diff={'seed': 1}, published={'fails': True}, source='me', note='not so sure [1]')"
-    config_file.write_text(
-        f"from sinklab.configs.table import table\nROWS = {{'one': {row}}}\nget_config = table(ROWS)\n"
-    )
+    row = dict(diff={'seed': 1}, published={'fails': True}, source='me', note='not so sure [1]')
+    config_file = write_table(tmp_path / 'table.py', {'one': row})
     assert main(['rows', f'--config={config_file}']) == 0
     output = capsys.readouterr().out
     assert 'one  seed=1   fails      me ' in output
@@ -164,8 +151,7 @@ def test_rows_lists_user_table_and_refuses_config_without_rows(capsys, tmp_path,
 
 def test_rows_lists_and_checks_only_the_row_of_config(capsys, tmp_path):
     rows = {name: dict(diff=diff) for name, diff in {'fine': {'seed': 1}, 'misspelt': {'sed': 5}}.items()}
-    config_file = tmp_path / 'mine.py'
-    config_file.write_text(f'from sinklab.configs.table import table\nROWS = {rows!r}\nget_config = table(ROWS)\n')
+    config_file = write_table(tmp_path / 'mine.py', rows)
     assert main(['rows', f'--config={config_file}:fine', '--json']) == 0
     (row,) = json.loads(capsys.readouterr().out)
     assert (row['row'], row['diff']) == ('fine', {'seed': 1})
@@ -174,18 +160,19 @@ def test_rows_lists_and_checks_only_the_row_of_config(capsys, tmp_path):
 
 
 def test_rows_reports_invalid_rows_as_refused(capsys, tmp_path):
-    diffs = {'fine': {}, 'misspelt': {'optimizer.stps': 5}, 'powerless': {'model.attention.power': 2.0}}
+    diffs = {'fine': {}, 'misspelt': {'optimizer.stps': 5}, 'typed': {'optimizer.steps': 'many'}}
+    diffs['powerless'] = {'model.attention.power': 2.0}
     rows = {name: dict(diff=diff, published={}, source='me') for name, diff in diffs.items()}
-    config_file = tmp_path / 'mine.py'
-    config_file.write_text(f'from sinklab.configs.table import table\nROWS = {rows!r}\nget_config = table(ROWS)\n')
+    config_file = write_table(tmp_path / 'mine.py', rows)
     assert main(['rows', f'--config={config_file}', '--json']) == 1
     captured = capsys.readouterr()
-    fine, misspelt, powerless = json.loads(captured.out)
+    fine, misspelt, typed, powerless = json.loads(captured.out)
     assert 'refused' not in fine
     assert re.search('optimizer.stps .*configs/default.py', misspelt['refused'])
+    assert re.search(r"optimizer\.steps.*'many'.*20000", typed['refused'])
     assert re.match(r'config\.model\.attention\.power .*2\.0 .*normalizer sum', powerless['refused'])
     assert re.search(f'{config_file}:powerless .*config.model', captured.err)
-    assert len(captured.err.splitlines()) == 2
+    assert len(captured.err.splitlines()) == 3
     assert main(['rows', f'--config={config_file}']) == 1
     assert 'misspelt' in capsys.readouterr().err
 
@@ -320,9 +307,10 @@ def test_command_summary_is_that_of_its_module_and_does_not_repeat_its_name(comm
     assert not COMMANDS[command].startswith(command)
 
 
-def test_help_does_not_import_jax_or_numpy():
+def test_help_and_options_of_all_commands_do_not_import_jax():
     code = 'import sys, sinklab.cli.main as m\ntry: m.main(["--help"])\nexcept SystemExit: pass\n'
-    code += 'assert not {"jax", "flax", "grain", "numpy"} & set(sys.modules), sys.modules.keys()'
+    code += 'assert not {"jax", "flax", "grain", "numpy"} & set(sys.modules), sys.modules.keys()\nm.build_parser()\n'
+    code += 'assert not {"jax", "flax", "grain", "orbax"} & set(sys.modules), sys.modules.keys()'
     subprocess.run([sys.executable, '-c', code], check=True, capture_output=True)
 
 

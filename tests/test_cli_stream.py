@@ -6,12 +6,12 @@ import shutil
 import numpy as np
 import pytest
 import streaming_reference
+from commands import get_error_line, run_command
 from tiny_runs import make_spec
 from tiny_specs import make_tiny_spec
 
 from sinklab.checkpoint import checkpointer
 from sinklab.cli import sample, stream
-from sinklab.cli.main import main
 from sinklab.data.batches import add_training_tokens
 from sinklab.data.run_data import open_corpus as open_stored_corpus
 from sinklab.errors import UserError
@@ -27,21 +27,6 @@ def text_path(tmp_path):
     path = tmp_path / 'book.txt'
     path.write_text(TEXT, encoding='utf-8')
     return path
-
-
-def run_command(capsys, *arguments):
-    """Run a command; return (exit code, stdout, stderr)."""
-    try:
-        code = main([str(argument) for argument in arguments])
-    except SystemExit as error:  # of argparse
-        code = error.code
-    return code, *capsys.readouterr()
-
-
-def get_error_line(capsys, *arguments):
-    code, out, err = run_command(capsys, *arguments)
-    assert (code, out, err.count('\n')) == (1, '', 1)
-    return err
 
 
 def encode_text(corpus):
@@ -98,10 +83,7 @@ def test_sample_continues_prompt_and_is_deterministic_per_seed(finished_run, cap
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    'option',
-    ['--cache=4', '--cache=4+-1', '--cache=4+0', '--cache=0+3000000000', '--cash=4'],
-)
+@pytest.mark.parametrize('option', ['--cache=4', '--cache=4+-1', '--cache=4+0', '--cache=0+3000000000', '--cash=4'])
 @pytest.mark.parametrize('command', ['stream', 'sample'])
 def test_stream_and_sample_reject_invalid_option_with_one_line(finished_run, text_path, capsys, command, option):
     input_option = f'--text={text_path}' if command == 'stream' else '--prompt=abc'

@@ -57,21 +57,6 @@ def test_invalid_value_is_refused_with_allowed_values(path, value, allowed):
     assert allowed in error
 
 
-@pytest.mark.parametrize(
-    ('path', 'closest'),
-    [
-        ('optimizer.peak_learning_rat', 'config.optimizer.peak_learning_rate'),
-        ('optimzer.steps', 'config.optimizer.steps'),
-    ],
-)
-def test_unknown_field_is_refused_with_closest_field(path, closest):
-    tree = change_config({})
-    tree.setdefault(path.partition('.')[0], {})[path.partition('.')[2]] = 1
-    with pytest.raises(UserError) as error:
-        parse_config(tree)
-    assert f'config.{path} is unknown; did you mean {closest}?' in str(error.value)
-
-
 def test_missing_field_is_named():
     tree = make_tiny_config().to_dict()
     del tree['probe']['keys']
@@ -82,7 +67,8 @@ def test_missing_field_is_named():
 def test_all_errors_are_listed_in_one_line():
     error = get_error({'model.layers': 0, 'seed': -1, 'probe.inptus': 'natural', 'probe.length': 17})
     assert error.startswith('3 faults')
-    assert [path for path in ('model.layers', 'seed', 'probe.inptus') if f'config.{path} is ' not in error] == []
+    assert [path for path in ('model.layers', 'seed') if f'config.{path} is ' not in error] == []
+    assert 'config.probe.inptus is unknown; did you mean config.probe.inputs?' in error
     error = get_error({'optimizer.warmup_steps': 99, 'probe.length': 17, 'probe.keys': 18, 'data.random_first': 2})
     assert error.startswith('4 faults')
 

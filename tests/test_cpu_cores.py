@@ -6,12 +6,11 @@ import subprocess
 import sys
 
 import pytest
+from tiny_runs import read_timeless_records
 
-from sinklab.run_dir import RunDir
 from sinklab.sweep import run as sweep
 from sinklab.sweep.plan import get_run_dir_name
 
-CLOCK_METRICS = ('seconds', 'speed/tokens_per_second', 'speed/mfu')
 TABLE = """
 from sinklab.configs.table import table
 
@@ -61,10 +60,6 @@ def run_sinklab(config_dir, subcommand, *arguments):
     return subprocess.run(command, capture_output=True, text=True, timeout=500, env=environment)
 
 
-def read_records(path):
-    return [{k: v for k, v in record.items() if k not in CLOCK_METRICS} for record in RunDir(path).read_records()]
-
-
 @pytest.mark.slow
 def test_train_splits_cpu_into_requested_devices(config_dir, tmp_path):
     options = [f'--config={config_dir}/mine.py:softmax', '--size=smoke', '--config.log.every_steps=1']
@@ -74,7 +69,7 @@ def test_train_splits_cpu_into_requested_devices(config_dir, tmp_path):
         )
         assert completed.returncode == 0, completed.stderr
     assert '2 devices (data 2' in completed.stderr
-    one_device, two_devices = (read_records(tmp_path / str(num_devices)) for num_devices in (1, 2))
+    one_device, two_devices = (read_timeless_records(tmp_path / str(num_devices)) for num_devices in (1, 2))
     for record, other_record in zip(one_device, two_devices, strict=True):
         assert record == pytest.approx(other_record, rel=1e-4, abs=1e-5)
 
@@ -91,7 +86,7 @@ def test_validation_in_many_parts_does_not_hang_on_two_devices(config_dir, tmp_p
         f'--workdir={tmp_path}/run',
     )
     assert completed.returncode == 0, completed.stderr[-2000:]
-    assert 'valid/loss' in read_records(tmp_path / 'run')[-1]
+    assert 'valid/loss' in read_timeless_records(tmp_path / 'run')[-1]
 
 
 @pytest.mark.slow
@@ -144,7 +139,7 @@ def test_claims_trains_required_rows_and_judges_each_claim(claims_run):
     }
     (claim,) = (entry for entry in entries if entry['claim'] == 'more')
     masses = {
-        row: [read_records(path / f'mine.{row}-{seed}')[-1]['mass/row'] for seed in range(NUM_SEEDS)]
+        row: [read_timeless_records(path / f'mine.{row}-{seed}')[-1]['mass/row'] for seed in range(NUM_SEEDS)]
         for row in ('sigmoid', 'softmax')
     }
     expected = [sigmoid_mass - softmax_mass for sigmoid_mass, softmax_mass in zip(*masses.values(), strict=True)]

@@ -4,21 +4,17 @@ import dataclasses
 import json
 import math
 
-import formulas
 import jax
 import numpy as np
 import pytest
 from flax import nnx
 from rows import PAPER_MODULES, ROWS, get_name
-from tiny_specs import make_tiny_spec
 
 from docs.reference import REASONS_NOT_COMPARED
 from sinklab.config.validate import parse_config
 from sinklab.configs import packing
 from sinklab.data.run_data import load_run_data
-from sinklab.metrics import registry, sink
-from sinklab.model.learned_kv import LEARNED_KV_KINDS
-from sinklab.model.positions import RotaryPosition
+from sinklab.metrics import registry
 from sinklab.model.transformer import Transformer
 from sinklab.report import sweep_table
 from sinklab.run_dir import RunDir
@@ -79,71 +75,6 @@ def test_fixed_bos_is_at_first_position_and_before_every_document(row, corpus):
     assert (ids_BT[:, 1:][is_document_start] == 1).all()
 
 
-def compute_bias_importance(kind, scale):
-    """Return alpha_1, averaged over 8 heads, of scores that are the scaled position bias, at T = 64."""
-    score_HTS = scale * formulas.compute_position_bias(kind, np.arange(64), 8)
-    weight_HTS = np.where(np.tri(64) > 0, np.exp(score_HTS), 0)
-    return float(sink.compute_importance(weight_HTS / weight_HTS.sum(-1, keepdims=True), 1).mean())
-
-
-# (position, alpha_1 of a bias that is added after the division, alpha_1 of one that is added before)
-RELATIVE_CASES = [
-    ('relative_paper_code', 0.334, 0.103),
-    ('relative_paper_printed', 0.225, 0.094),
-    ('relative_paper_negative', 0.022, 0.052),
-]
-
-
-@pytest.mark.parametrize(('kind', 'after', 'before'), RELATIVE_CASES)
-@pytest.mark.slow
-def test_relative_bias_is_not_divided_by_root_of_head_width(kind, after, before):
-    """Compare a model with zero queries to a bias added after and before the division."""
-    assert compute_bias_importance(kind, 1) == pytest.approx(after, abs=5e-4)
-    assert compute_bias_importance(kind, 96**-0.5) == pytest.approx(before, abs=5e-4)
-    assert compute_model_importance(kind) == pytest.approx(after, abs=5e-4)
-
-
-@pytest.mark.slow
-def test_alibi_bias_is_not_divided_by_root_of_head_width():
-    assert compute_model_importance('alibi') == pytest.approx(compute_bias_importance('alibi', 1), abs=5e-4)
-    assert abs(compute_bias_importance('alibi', 1) - compute_bias_importance('alibi', 0.5)) > 5e-3
-
-
-def compute_model_importance(position):
-    """Return alpha_1 of a model whose scores are its position bias."""
-    spec = make_tiny_spec(model__position=position, model__layers=1, model__heads=8, data__length=64)
-    model = Transformer(spec.model, 64, nnx.Rngs(0))
-    model.blocks.attention.query_DHK[...] *= 0
-    with jax.disable_jit():
-        captured = model(np.ones((1, 64), np.int32), capture=True)[1]
-    return float(sink.compute_importance(captured.attention_BHTS, 1).mean())
-
-
-ZERO_BSHK = np.zeros((1, 1, 4, 16), np.float32)
-
-
-@pytest.mark.slow
-def test_narrow_learned_key_uses_distinct_rotary_frequencies():
-    """Check the half-split layout: e_i rotates to cos(t f_i) e_i + sin(t f_i) e_(i + K/2).
-
-    In the interleaved layout, two dimensions would share a frequency.
-    """
-    spec = make_tiny_spec(
-        model__learned_kv__kind='k',
-        model__learned_kv__value='zero',
-        model__head_width=16,
-        model__learned_kv__key_width=4,
-    )
-    learned_kv = LEARNED_KV_KINDS['k'](spec.model, 16, nnx.Rngs(0))
-    key_BSHK, _ = learned_kv.prepend(ZERO_BSHK, ZERO_BSHK)
-    learned_dims = np.flatnonzero(np.abs(key_BSHK[0, 0]).sum(0))
-    assert learned_dims.tolist() == [0, 1, 2, 3]
-    unit_B1HK = np.eye(16, dtype=np.float32)[learned_dims][:, None, None]
-    rotated_BK = np.asarray(RotaryPosition(spec.model, 8, nnx.Rngs(0)).rotate(unit_B1HK, np.array([[1]])))[:, 0, 0]
-    frequency = np.arccos(rotated_BK[np.arange(4), learned_dims])
-    np.testing.assert_allclose(frequency, 10_000.0 ** (-2 * np.arange(4) / 16), rtol=1e-4)
-
-
 @pytest.mark.parametrize(
     ('loss', 'vocabulary', 'fails'),
     [
@@ -175,7 +106,9 @@ def write_finished_run(folder, loss, vocabulary=512):
         ({'fails': True}, (5.5,), 'done diverged', 'failed 1/2, diverged 1/2, published: fails'),
         ({'fails': True}, (5.5, 2.8), 'done done', 'failed 1/2, done 1/2, published: fails'),
         ({'fails': True}, (2.9, 2.8), 'done done', 'done 2/2, published: fails'),
+        ({'fails': True}, (), 'diverged diverged', 'diverged 2/2, published: fails'),
         ({'sink/1': 1.0}, (5.5, 5.6), 'done done', 'done 2/2'),
+        ({}, (2.9, 2.8, 2.7), 'done diverged done', 'done 2/3, diverged 1/3'),
     ],
 )
 def test_sweep_table_counts_failed_runs_of_row_published_as_failing(tmp_path, published, losses, outcomes, expected):

@@ -42,26 +42,14 @@ def make_tpus(shape, slices=1, kind='TPU v5 lite', per_host=4):
 
 
 @pytest.mark.parametrize(
-    ('devices', 'sizes'),
-    [
-        (make_tpus((2, 4), per_host=8), (1, 8, 1)),
-        (make_tpus((16, 16)), (1, 256, 1)),
-        (make_tpus((4, 4, 4), kind='TPU v5p'), (1, 64, 1)),
-        (make_tpus((16, 16), slices=2), (2, 256, 1)),
-        (make_gpus(1), (1, 8, 1)),
-        (make_gpus(4), (4, 8, 1)),
-    ],
-    ids=['v5e-8', 'v5e-256', 'v5p-128', '2 x v5e-256', '8 x H100', '4 x 8 x H100'],
-)
-def test_default_mesh_uses_fsdp_within_slices_and_data_across(devices, sizes):
-    mesh = make_unpatched_mesh(Layout(), devices)
-    assert tuple(mesh.shape.values()) == sizes
-    assert sorted(device.id for device in mesh.devices.flat) == [device.id for device in devices], 'each device once'
-
-
-@pytest.mark.parametrize(
     ('devices', 'layout', 'sizes'),
     [
+        (make_tpus((2, 4), per_host=8), Layout(), (1, 8, 1)),
+        (make_tpus((16, 16)), Layout(), (1, 256, 1)),
+        (make_tpus((4, 4, 4), kind='TPU v5p'), Layout(), (1, 64, 1)),
+        (make_tpus((16, 16), slices=2), Layout(), (2, 256, 1)),
+        (make_gpus(1), Layout(), (1, 8, 1)),
+        (make_gpus(4), Layout(), (4, 8, 1)),
         (make_tpus((4, 4, 4), kind='TPU v5p'), Layout(data=8, fsdp=8), (8, 8, 1)),
         (make_tpus((4, 4, 4), kind='TPU v5p'), Layout(tensor=2), (1, 32, 2)),
         (make_tpus((16, 16)), Layout(fsdp=16), (16, 16, 1)),
@@ -71,10 +59,10 @@ def test_default_mesh_uses_fsdp_within_slices_and_data_across(devices, sizes):
         (make_gpus(4), Layout(tensor=2), (4, 4, 2)),
     ],
 )
-def test_mesh_uses_given_sizes_and_infers_others(devices, layout, sizes):
+def test_mesh_has_given_sizes_then_fsdp_within_slices_and_data_across(devices, layout, sizes):
     mesh = make_unpatched_mesh(layout, devices)
     assert tuple(mesh.shape.values()) == sizes
-    assert len(set(mesh.devices.flat)) == len(devices)
+    assert sorted(device.id for device in mesh.devices.flat) == [device.id for device in devices], 'each device once'
 
 
 def test_mesh_neighbours_are_network_neighbours():

@@ -18,16 +18,11 @@ from sinklab.errors import UserError
 from sinklab.run_dir import RunDir
 from sinklab.storage import files
 
+pytestmark = pytest.mark.usefixtures('no_disk_delay')
 DATA = dict(store='0123', seed=0)
 CHECKPOINT_CONFIG = make_tiny_spec().checkpoint
 RNG = np.random.default_rng(0)
 VALUES = {name: RNG.normal(size=(8, 16)).astype(np.float32) for name in 'abc'}
-
-
-@pytest.fixture(autouse=True)
-def disk_without_delay(monkeypatch):
-    """Do not wait for files that a network file system might show late."""
-    monkeypatch.setattr(files, 'SHARED_DISK_SECONDS', 0.0)
 
 
 def make_state(step):

@@ -13,9 +13,7 @@ from sinklab.model import flops
 from sinklab.model.transformer import Transformer
 
 MLP_MAP = dict(
-    model__attention__feature_map='mlp',
-    model__attention__similarity='identity',
-    model__attention__normalizer='none',
+    model__attention__feature_map='mlp', model__attention__similarity='identity', model__attention__normalizer='none'
 )
 CASES = [
     {},

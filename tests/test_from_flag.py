@@ -1,10 +1,10 @@
 """The flag --from=RUN@STEP of sinklab train."""
 
 import json
-import os
 import shutil
 
 import pytest
+from commands import write_config
 from tiny_specs import make_tiny_spec
 
 from sinklab.cli import hf, train
@@ -20,12 +20,7 @@ SIGMOID = ['--config.model.attention.similarity=sigmoid', '--config.model.attent
 @pytest.fixture(scope='module')
 def config(corpus, tmp_path_factory):
     path = tmp_path_factory.mktemp('config') / 'mine.py'
-    path.write_text(
-        f'import sys; sys.path.insert(0, {os.path.dirname(__file__)!r})\n'
-        'from tiny_specs import make_tiny_config\n'
-        'def get_config(row=None):\n'
-        f'    return make_tiny_config(data__source={corpus!r}, checkpoint__every_steps=4)\n'
-    )
+    write_config(path, data__source=corpus, checkpoint__every_steps=4)
     return path
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from commands import get_error_line
 
 import sinklab
 from sinklab.analysis.run_model import RunModel
@@ -186,13 +187,6 @@ def compute_logits(model):
 def load_converted(path):
     folder = gguf.convert_gguf(f'gguf:{path}')
     return transformers.AutoModelForCausalLM.from_pretrained(folder, attn_implementation='eager').eval()
-
-
-def get_error_line(capsys, *arguments):
-    code = main([str(argument) for argument in arguments])
-    out, err = capsys.readouterr()
-    assert (code, out, err.count('\n'), 'Traceback' in err) == (1, '', 1, False)
-    return err
 
 
 @pytest.mark.parametrize('quantization', ['F32', 'Q8_0'])

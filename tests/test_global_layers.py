@@ -29,38 +29,30 @@ def compute_loss(spec, params, **options):
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures('small_blocks')
 @pytest.mark.parametrize(
-    ('changes', 'remat'), [(GEMMA3, 'attention,ffn'), (NO_POSITIONS, 'full')], ids=['Gemma 3', 'NoPE']
+    ('changes', 'backend', 'remat', 'tolerances'),
+    [
+        (GEMMA3, 'chunked', 'attention,ffn', (1e-5, 1e-3, 1e-5)),
+        (NO_POSITIONS, 'chunked', 'full', (1e-5, 1e-3, 1e-5)),
+        (GEMMA3, 'tpu', 'none', (1e-4, 1e-2, 1e-3)),
+    ],
+    ids=['Gemma 3', 'NoPE', 'TPU kernels'],
 )
-def test_chunked_backend_gives_loss_and_gradient_of_dense_backend(changes, remat):
+def test_backend_gives_loss_and_gradient_of_dense_backend(changes, backend, remat, tolerances):
     spec = make_tiny_spec(**changes)
     params = draw_params(spec)
-    results = [
-        jax.jit(jax.value_and_grad(functools.partial(compute_loss, spec, **options), has_aux=True))(params)
-        for options in (dict(backend='dense'), dict(backend='chunked', remat=remat, num_first_keys=3))
-    ]
-    (dense_loss, _), dense_gradient = results[0]
-    (loss, intermediates), gradient = results[1]
-    np.testing.assert_allclose(loss, dense_loss, rtol=1e-5)
+    with interpret_pallas():
+        ((dense_loss, _), dense_gradient), ((loss, intermediates), gradient) = (
+            jax.jit(jax.value_and_grad(functools.partial(compute_loss, spec, **options), has_aux=True))(params)
+            for options in (dict(backend='dense'), dict(backend=backend, remat=remat, num_first_keys=3))
+        )
+    loss_rtol, rtol, atol = tolerances
+    np.testing.assert_allclose(loss, dense_loss, rtol=loss_rtol)
     for actual, expected in zip(jax.tree.leaves(gradient), jax.tree.leaves(dense_gradient), strict=True):
         assert np.isfinite(actual).all()
-        np.testing.assert_allclose(actual, expected, rtol=1e-3, atol=1e-5 * np.abs(expected).max())
+        np.testing.assert_allclose(actual, expected, rtol=rtol, atol=atol * np.abs(expected).max())
     assert intermediates.key_attention_sums.raw_BHS.shape[0] == spec.model.layers
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures('small_blocks')
-def test_tpu_kernels_give_loss_and_gradient_of_dense_backend():
-    spec = make_tiny_spec(**GEMMA3)
-    params = draw_params(spec)
-    with interpret_pallas():
-        (dense_loss, dense_gradient), (loss, gradient) = (
-            jax.jit(jax.value_and_grad(lambda params, name=name: compute_loss(spec, params, backend=name)[0]))(params)
-            for name in ('dense', 'tpu')
-        )
-    np.testing.assert_allclose(loss, dense_loss, rtol=1e-4)
-    for actual, expected in zip(jax.tree.leaves(gradient), jax.tree.leaves(dense_gradient), strict=True):
-        np.testing.assert_allclose(actual, expected, rtol=1e-2, atol=1e-3 * np.abs(expected).max())
 
 
 @pytest.mark.slow

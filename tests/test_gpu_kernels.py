@@ -17,13 +17,7 @@ from sinklab.attn.kernel_attention import choose_reduction
 from sinklab.attn.pallas import gpu
 from sinklab.attn.pallas.gpu import make_block_ops
 from sinklab.attn.pallas.gpu_lowering import REWRITES, make_lowerable
-from sinklab.attn.pallas.kernel_interface import (
-    LOG2E,
-    MASK_VALUE,
-    LinearReduction,
-    ScoreSpec,
-    SoftmaxReduction,
-)
+from sinklab.attn.pallas.kernel_interface import LOG2E, MASK_VALUE, LinearReduction, ScoreSpec, SoftmaxReduction
 from sinklab.attn.spec import AttentionProblem, AttentionSpec
 
 
@@ -96,9 +90,7 @@ def compute_in_float64(function, *arrays):
 def test_block_ops_forward_matches_float64_reference(name, mask_name):
     kernel_spec, arrays = make_problem(MASKS[mask_name](LENGTH))
     expected = compute_in_float64(
-        functools.partial(solve_with_matrices, REDUCTIONS[name], kernel_spec),
-        *arrays,
-        kernel_spec.parameter_HP,
+        functools.partial(solve_with_matrices, REDUCTIONS[name], kernel_spec), *arrays, kernel_spec.parameter_HP
     )
     query, key, value = (array.astype(jnp.float32) for array in arrays)
     block_ops = make_block_ops(REDUCTIONS[name], kernel_spec.score_spec)

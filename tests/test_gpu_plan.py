@@ -56,15 +56,6 @@ def test_error_of_a_cell_is_its_result():
     assert 'KeyError' in gpu.measure_or_explain(module, {}, is_tiny=True)['failed']
 
 
-@pytest.mark.parametrize('arguments', [['speeds'], ['kernels', '--minutes=0'], ['kernels', '--out=/dev/null/x']])
-def test_wrong_arguments_are_refused_before_any_worker(arguments):
-    process = subprocess.run(
-        [sys.executable, '-m', 'benchmarks.gpu', *arguments], cwd=ROOT, capture_output=True, text=True
-    )
-    assert process.returncode in (1, 2)
-    assert 'Traceback' not in process.stderr
-
-
 def test_results_of_tiny_cells_are_not_copied_to_the_page(tmp_path):
     (tmp_path / 'gpu_speed.json').write_text('{"sessions": [{"command": "gpu speed --tiny"}], "cells": {}}')
     for folder in (tmp_path, tmp_path / 'nothing'):

@@ -97,3 +97,14 @@ def test_sweeps_guide_has_valid_example_rows(capsys, tmp_path, size):
     assert rows['long_warmup'] == {'optimizer.warmup_steps': 400}
     decay = {'paper': 0.3, 'quickstart': 1.5}[size]
     assert rows['more_decay'] == {'optimizer.weight_decay': pytest.approx(decay)}
+
+
+def test_readme_rows_are_valid(capsys, tmp_path):
+    readme = (ROOT / 'README.md').read_text(encoding='utf-8')
+    blocks = re.findall(r'^```python\n(.*?)^```', readme, re.MULTILINE | re.DOTALL)
+    (block,) = (block for block in blocks if block.startswith('# mine.py'))
+    (tmp_path / 'mine.py').write_text(block)
+    assert main(['rows', f'--config={tmp_path}/mine.py', '--json']) == 0
+    plain, other = json.loads(capsys.readouterr().out)
+    assert (plain['diff'], other['diff']) == ({}, {'model.qk_norm': True})
+    assert load_spec(f'{tmp_path}/mine.py:{other["row"]}', [], 'quickstart')[0].model.qk_norm

@@ -5,6 +5,7 @@ import json
 import shutil
 
 import pytest
+from commands import get_error_line
 from tiny_specs import make_tiny_spec
 from tokenizers import processors
 
@@ -61,12 +62,11 @@ def folder(complete_model, tmp_path):
 
 
 def get_import_error(folder, capsys, model_ref=None):
-    """Return the standard error of a rejected import."""
+    """Return the line of error of a rejected import."""
     out = folder.parent / 'out'
-    code, err = main(['checkpoint', 'import', model_ref or f'hf:{folder}', f'--out={out}']), capsys.readouterr().err
-    assert (code, len(err.splitlines())) == (1, 1), err
+    line = get_error_line(capsys, 'checkpoint', 'import', model_ref or f'hf:{folder}', f'--out={out}')
     assert not RunDir(out).has_run()
-    return err
+    return line
 
 
 def change_json_file(folder, name, **changes):
@@ -139,10 +139,8 @@ def test_documents_begin_with_bos_only_if_tokenizer_adds_it(folder, bos, expecte
 def test_folder_with_adapter_is_refused(folder, command, monkeypatch, capsys):
     monkeypatch.chdir(folder.parent)
     (folder / 'adapter_config.json').write_text('{"peft_type": "LORA", "base_model_name_or_path": "nobody/nothing"}')
-    code = main([*command.split(), f'hf:{folder}'])
-    out, err = capsys.readouterr()
-    assert (code, out, err.count('\n')) == (1, '', 1)
-    assert all(part in err for part in (str(folder), 'adapter_config.json'))
+    line = get_error_line(capsys, *command.split(), f'hf:{folder}')
+    assert all(part in line for part in (str(folder), 'adapter_config.json'))
 
 
 @pytest.mark.parametrize(

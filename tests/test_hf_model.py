@@ -101,8 +101,6 @@ def gpt2(tmp_path_factory):
 
 
 def test_capture_with_swapped_positions_equals_swapped_position_embeddings(gpt2):
-    import torch
-
     folder, hf_model = gpt2
     subject, table_TD = HFModel(str(folder)), hf_model.transformer.wpe.weight
     original_TD = table_TD.detach().clone()
@@ -137,8 +135,6 @@ def test_repeated_token_has_equal_states_and_bounded_attention(model):
 
 
 def test_token_losses_match_transformers(model):
-    import torch
-
     _, hf_model, subject = model
     ids = torch.as_tensor(IDS_PT)
     with torch.inference_mode():
@@ -237,8 +233,6 @@ def remove_half_of_arrays(path):
 
 
 def change_vocabulary(folder):
-    from tokenizers import Tokenizer
-
     tokenizer = Tokenizer.from_file(str(folder / 'tokenizer.json'))
     tokenizer.add_tokens([*(f'zz{number}' for number in range(128)), 'import os'])
     tokenizer.save(str(folder / 'tokenizer.json'))

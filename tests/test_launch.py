@@ -18,7 +18,6 @@ from command_recorders import (
     get_launcher_error,
     get_launcher_output,
     get_scheduler,
-    make_recorders,
     run_launcher,
 )
 
@@ -97,11 +96,6 @@ EXPECTED_COMMANDS = {
         ],
     },
 }
-
-
-@pytest.fixture
-def recorders(tmp_path, monkeypatch):
-    return make_recorders(tmp_path, monkeypatch)
 
 
 def extract_commands(script):

@@ -5,23 +5,12 @@ import re
 from pathlib import Path
 
 import pytest
-from command_recorders import (
-    HOSTILE_PATH,
-    SUBMIT_COMMANDS,
-    TRAIN_COMMAND,
-    get_launcher_output,
-    make_recorders,
-)
+from command_recorders import HOSTILE_PATH, SUBMIT_COMMANDS, TRAIN_COMMAND, get_launcher_output
 
 from launch.tpu_slices import TPU_KINDS
 
 jsonschema = pytest.importorskip('jsonschema', reason='jsonschema, of the extra test, is not installed')
 CRD = json.loads((Path(__file__).parent / 'jobset_crd.json').read_text())
-
-
-@pytest.fixture
-def recorders(tmp_path, monkeypatch):
-    return make_recorders(tmp_path, monkeypatch)
 
 
 def forbid_unknown_fields(schema):
@@ -53,10 +42,7 @@ def make_manifest(capsys, *options, argv=None):
 
 OPTIONS = {
     'plain': [],
-    'all': [
-        *('--spot', '--service_account=trainer'),
-        *("--env=WORDS=a 'b' $(HOME)", '--restarts=3', '--grace=22'),
-    ],
+    'all': [*('--spot', '--service_account=trainer'), *("--env=WORDS=a 'b' $(HOME)", '--restarts=3', '--grace=22')],
 }
 
 
@@ -79,10 +65,7 @@ def test_manifest_restarts_after_all_but_final_exit_codes(recorders, capsys):
     (rule,) = spec['replicatedJobs'][0]['template']['spec']['podFailurePolicy']['rules']
     assert rule['action'] == 'FailJob'
     exit_codes = rule['onExitCodes']
-    assert (exit_codes['operator'], exit_codes['values']) == (
-        'In',
-        [1, 3, 130],
-    )  # Kubernetes requires sorted values
+    assert (exit_codes['operator'], exit_codes['values']) == ('In', [1, 3, 130])  # Kubernetes requires sorted values
     (final_rule,) = spec['failurePolicy']['rules']
     assert (final_rule['action'], final_rule['onJobFailureReasons']) == ('FailJobSet', ['PodFailurePolicy'])
     assert spec['replicatedJobs'][0]['template']['spec']['backoffLimit'] == 0

@@ -1,13 +1,10 @@
 """Guides of the launchers, whose commands run with programs that record their arguments."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from command_recorders import PROGRAM_NAMES, CommandRecorders, get_scheduler
+from command_recorders import get_scheduler
 
 from sinklab.cli.config_flags import apply_overrides
 from sinklab.cli.main import build_parser
@@ -22,12 +19,6 @@ PAGES = {
 COMMON_PAGE = (ROOT / 'docs' / 'guides' / 'launchers.md').read_text(encoding='utf-8')
 LAUNCHERS = {'cloud_tpu': 'queued_resources', 'gke': 'jobset', 'slurm': 'slurm'}
 CONSOLE_BLOCK = r'^```console\n(.*?)^```'
-# Output of the recording programs, with which the commands of a page succeed.
-PROGRAM_OUTPUTS = {
-    'queued-resources describe': 'ACTIVE\n',
-    'systemctl show': 'ActiveState=inactive\nExecMainStatus=0\nExecMainStartTimestampMonotonic=17\n',
-    'projects describe': '123\n',
-}
 
 
 def list_sections():
@@ -39,30 +30,6 @@ def list_sections():
             commands = ''.join(re.findall(CONSOLE_BLOCK, part, re.MULTILINE | re.DOTALL))
             sections[page, part.partition('\n')[0]] = commands
     return {section: commands for section, commands in sections.items() if commands}
-
-
-@pytest.fixture
-def run_commands(tmp_path, monkeypatch):
-    """Return run(commands), which runs them in a folder with the config files and returns their calls."""
-    recorders = CommandRecorders(tmp_path / 'bin', *PROGRAM_NAMES, 'tail')
-    for part, text in PROGRAM_OUTPUTS.items():
-        recorders.add_answers(part, (text, '', 0))
-    (recorders.folder / 'python').symlink_to(sys.executable)
-    (tmp_path / 'configs').mkdir()
-    (tmp_path / 'configs' / 'scale.py').write_text((ROOT / 'configs' / 'scale.py').read_text())
-    monkeypatch.setenv('PYTHONPATH', os.pathsep.join([str(ROOT), *sys.path]))
-
-    def run(commands):
-        (tmp_path / 'shared' / 'runs' / 'pair').mkdir(parents=True)  # folder of a started run
-        script = commands.replace('/shared', f'{tmp_path}/shared')
-        result = subprocess.run(
-            ['bash', '-eu', '-o', 'pipefail', '-c', script],
-            cwd=tmp_path, env=recorders.environment, capture_output=True, text=True, timeout=120,
-        )  # fmt: skip
-        assert result.returncode == 0, result.stderr
-        return recorders.pop_calls()
-
-    return run
 
 
 @pytest.mark.slow

@@ -18,11 +18,6 @@ SYSTEMD = shutil.which('systemd-analyze')
 SHELLCHECK_EXCLUDE = '--exclude=SC2016'  # a $ in single quotes is intended
 
 
-@pytest.fixture
-def recorders(tmp_path, monkeypatch):
-    return make_recorders(tmp_path, monkeypatch)
-
-
 def extract_files(script):
     """Return {name: text} of the files that the script of a plan writes."""
     matches = re.findall(

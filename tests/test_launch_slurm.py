@@ -6,12 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from command_recorders import SUBMIT_COMMANDS, get_launcher_output, make_recorders, run_launcher
-
-
-@pytest.fixture
-def recorders(tmp_path, monkeypatch):
-    return make_recorders(tmp_path, monkeypatch)
+from command_recorders import SUBMIT_COMMANDS, get_launcher_output, run_launcher
 
 
 def make_script(capsys, *options):

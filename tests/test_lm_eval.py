@@ -6,14 +6,7 @@ import jax
 import numpy as np
 import pytest
 import reference
-from lm_eval_cases import (
-    QUESTIONS,
-    TEXTS,
-    encode_text,
-    get_prefix_ids,
-    score_continuation,
-    score_last_ids,
-)
+from lm_eval_cases import QUESTIONS, TEXTS, encode_text, get_prefix_ids, score_continuation, score_last_ids
 from tiny_specs import draw_params, make_tiny_spec
 
 pytest.importorskip('lm_eval')

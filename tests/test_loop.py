@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -10,6 +9,7 @@ import sys
 import jax
 import numpy as np
 import pytest
+from commands import write_config
 from orbax.checkpoint import v1 as ocp
 from tiny_runs import (
     CrashError,
@@ -189,13 +189,8 @@ def test_resume_after_signal_completes_run(
     SIGKILL leaves only earlier checkpoints. The same command then finishes the run. It also takes the measurements
     that are due at the step of the stop: 3 (probe), 8 (all).
     """
-    script = tmp_path / 'row.py'
     changes = dict(data__source=corpus, checkpoint__every_steps=4, probe__every_steps=3)
-    script.write_text(
-        f'import sys; sys.path.insert(0, {os.path.dirname(__file__)!r})\n'
-        'from tiny_specs import make_tiny_config\n'
-        f'def get_config(row=None):\n    return make_tiny_config(**{changes!r})\n'
-    )
+    script = write_config(tmp_path / 'row.py', **changes)
     command = [sys.executable, '-m', 'sinklab', 'train', f'--config={script}', f'--workdir={tmp_path}/run']
     program = f"""
 import os, signal, sys, sinklab.train.loop as loop
@@ -248,3 +243,14 @@ def test_train_measures_finished_run_again_after_last_record_is_truncated(finish
     names = {name for name in finished_run[1][-1] if not name.startswith(('train', 'data', 'speed', 'seconds'))}
     assert {name: records[-1][name] for name in names} == {name: finished_run[1][-1][name] for name in names}
     assert drop_clock_metrics(records[:-1]) == drop_clock_metrics(finished_run[1][:-1])
+
+
+@pytest.mark.slow
+def test_run_with_damaged_checkpoint_resumes_from_sound_checkpoint_to_same_result(finished_run, corpus, tmp_path):
+    shutil.copytree(finished_run[0], tmp_path / 'run')
+    shutil.rmtree(tmp_path / 'run' / 'checkpoints' / '8' / 'state')
+    callback = RecordingCallback()
+    records = train_run(make_spec(corpus), tmp_path / 'run', callback)
+    assert drop_clock_metrics(records) == drop_clock_metrics(finished_run[1])
+    assert callback.messages[0].startswith(f'{tmp_path}/run/checkpoints/8 ')
+    assert RunDir(tmp_path / 'run').list_checkpoint_steps() == [4, 8]

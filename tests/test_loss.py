@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from conftest import count_devices
 from jax.sharding import NamedSharding, PartitionSpec
 
 from sinklab.config.spec import Layout
@@ -136,17 +137,6 @@ def test_loss_and_gradients_match_reference_on_every_mesh(sizes, layout, dtype, 
     np.testing.assert_allclose(value, expected[0], rtol=1e-6)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize('layout', LAYOUTS, ids=str)
-def test_gradients_have_sharding_of_their_arrays(layout):
-    mesh = device_mesh.make_mesh(layout)
-    with jax.set_mesh(mesh):
-        inputs = place_arrays(mesh, make_arrays())
-        _, gradients = jax.jit(make_sharded_loss(mesh))(*inputs)
-    for array, gradient in zip(inputs[:2], gradients, strict=True):
-        assert gradient.sharding.is_equivalent_to(array.sharding, array.ndim)
-
-
 def test_bfloat16_loss_gives_float32_head_gradient():
     hidden, head, target = make_arrays(dtype=jnp.bfloat16)
     _, (d_hidden, d_head) = loss_and_gradients(hidden, head, target)
@@ -202,10 +192,6 @@ def test_large_logits_do_not_overflow():
             value, (_, d_head_VD) = loss_and_gradients(hidden_BTD, head_VD, jnp.array([[0, 1]]))
         np.testing.assert_allclose(value, 1e30, rtol=1e-6)
         np.testing.assert_array_equal(d_head_VD, [[0.5], [-0.5]])
-
-
-def count_devices(layout):
-    return math.prod(size or 1 for size in (layout.data, layout.fsdp, layout.tensor))
 
 
 BATCH, LENGTH, WIDTH, VOCABULARY = 4, 4096, 20, 1004  # sizes that no other array of the program has

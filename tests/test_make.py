@@ -8,33 +8,11 @@ from pathlib import Path
 import pytest
 import yaml
 from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
 
 import sinklab
 
 ROOT = Path(__file__).parents[1]
-PINS = {minor: (ROOT / 'tests' / 'constraints' / f'{minor}.txt').read_text() for minor in ('3.11', '3.12', '3.13')}
-
-
-@pytest.mark.parametrize('minor', PINS)
-def test_requirements_are_pinned_to_allowed_versions(minor):
-    pins = dict(line.split('==') for line in PINS[minor].splitlines())
-    requirements = [Requirement(text) for text in importlib.metadata.requires('sinklab')]
-    pins_by_requirement = {
-        requirement: pins[canonicalize_name(requirement.name)]
-        for requirement in requirements
-        if is_required(requirement)
-    }
-    assert len(pins_by_requirement) > 20
-    assert [
-        f'{requirement} is pinned to {pin}'
-        for requirement, pin in pins_by_requirement.items()
-        if pin not in requirement.specifier
-    ] == []
-
-
-def is_required(requirement):
-    return not requirement.marker or requirement.marker.evaluate(dict(extra='test'))
+TESTED_PINS = (ROOT / 'tests' / 'constraints' / '3.11.txt').read_text()
 
 
 def test_version_agrees_in_package_citation_and_changelog():
@@ -61,7 +39,7 @@ def test_job_pins_have_hashes(name):
 
 @pytest.mark.parametrize('name', JOB_PINS)
 def test_job_pins_match_tested_versions(name):
-    tested_pins = dict(line.split('==') for line in PINS['3.11'].splitlines())
+    tested_pins = dict(line.split('==') for line in TESTED_PINS.splitlines())
     shared = tested_pins.keys() & JOB_PINS[name].keys()
     assert len(shared) > 80
     assert [package for package in sorted(shared) if tested_pins[package] != JOB_PINS[name][package]] == []
@@ -83,11 +61,8 @@ def test_job_libtpu_pin_satisfies_jax_requirement():
     assert JOB_PINS['tpu']['libtpu'] in libtpu.specifier
 
 
-def test_benchmark_libtpu_version_matches_makefile_and_guide():
+def test_benchmark_libtpu_version_matches_makefile():
     (makefile_version,) = re.findall(r'libtpu==(\S+)', (ROOT / 'Makefile').read_text())
     kernel_version = json.loads((ROOT / 'benchmarks' / 'tpu_cost.json').read_text())['versions']['libtpu']
     step_version = json.loads((ROOT / 'benchmarks' / 'step_cost.json').read_text())['versions']['libtpu']
     assert {kernel_version, step_version} == {makefile_version}
-    page = ' '.join((ROOT / 'docs' / 'guides' / 'kernels.md').read_text(encoding='utf-8').split())
-    assert re.search(rf'compiles each kernel with libtpu\s{re.escape(makefile_version)} ', page)
-    assert f'libtpu {JOB_PINS["tpu"]["libtpu"]}, the one that jax {JOB_PINS["tpu"]["jax"]} asks for' in page

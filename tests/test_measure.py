@@ -3,23 +3,15 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from hypothesis.extra.numpy import arrays
 from tiny_specs import make_tiny_spec
 
 from sinklab.analysis import measure
 from sinklab.data.documents import Document
 from sinklab.errors import UserError
-from sinklab.metrics import norms, sink
+from sinklab.metrics import sink
 from sinklab.metrics.metric import make_context
-
-
-def compute_importance_by_hand(A, k, columns=0, prefix=1):
-    """Return alpha_k (k from 1), the mean of column k over the queries that can see it."""
-    length = A.shape[0]
-    queries = range(length) if k <= prefix else range(k - 1, length)
-    return sum(A[i, columns + k - 1] for i in queries) / len(queries)
 
 
 def make_attention(length, columns, seed, prefix=1):
@@ -30,84 +22,15 @@ def make_attention(length, columns, seed, prefix=1):
     return A
 
 
-@settings(max_examples=30, deadline=None)
-@given(st.integers(2, 12), st.integers(0, 2), st.integers(1, 4), st.integers(0, 2**31))
-def test_compute_importance_averages_over_queries_that_see_key(length, columns, prefix, seed):
-    A, keys = make_attention(length, columns, seed, prefix), min(length, 4)
-    actual = sink.compute_importance(A, keys, columns, prefix)
-    expected = [[compute_importance_by_hand(a, k, columns, prefix) for k in range(1, keys + 1)] for a in A]
-    np.testing.assert_allclose(actual, expected, rtol=1e-5)
-
-
-@settings(max_examples=30, deadline=None)
-@given(st.integers(2, 12), st.integers(1, 2), st.integers(0, 2**31))
-def test_compute_learned_key_importance_and_add_own_query_match_definition(length, columns, seed):
-    A = make_attention(length, columns, seed)
-    clean = sink.compute_learned_key_importance(A, columns)
-    for a, importance, released in zip(A, clean, sink.add_own_query(clean, length), strict=True):
-        for column in range(columns):
-            total = sum(a[i, column] for i in range(length))
-            np.testing.assert_allclose(importance[column], total / length, rtol=1e-5)
-            np.testing.assert_allclose(released[column], (1 + total) / (length + 1), rtol=1e-5)
-
-
-@pytest.mark.slow
-@settings(max_examples=30, deadline=None)
-@given(st.integers(3, 12), st.integers(0, 2), st.data(), st.integers(0, 2**31))
-def test_compute_importance_in_reach_and_window_edge_match_definition(length, columns, data, seed):
-    A, window = make_attention(length, columns, seed), data.draw(st.integers(1, length - 1))
-    for a, within, edge in zip(
-        A,
-        sink.compute_importance_in_reach(A, window, columns),
-        sink.compute_window_edge(A, window, columns),
-        strict=True,
-    ):
-        first = [a[t - 1, columns] for t in range(1, window + 1)]
-        oldest = [a[t - 1, columns + t - window] for t in range(window + 1, length + 1)]
-        np.testing.assert_allclose(within, np.mean(first), rtol=1e-5)
-        np.testing.assert_allclose(edge, np.mean(oldest), rtol=1e-5)
-
-
 def test_compute_window_edge_of_window_one_is_own_key():
     A = make_attention(6, 1, 0)
     np.testing.assert_allclose(sink.compute_window_edge(A, 1, 1), np.mean([A[:, t, 1 + t] for t in range(1, 6)], 0))
-
-
-def test_compute_uniform_importance_matches_uniform_causal_attention():
-    A = np.tril(np.ones((64, 64))) / np.arange(1, 65)[:, None]
-    np.testing.assert_allclose(sink.compute_importance(A, 1)[0], sink.compute_uniform_importance(64), rtol=1e-6)
-    assert round(sink.compute_uniform_importance(64), 4) == 0.0741
 
 
 def test_compute_sink_rate_applies_strict_threshold_per_sequence():
     alpha_LPH = np.array([[[0.3], [0.31], [0.9], [0.0]]])  # one layer, four sequences, one head
     assert sink.compute_sink_rate(alpha_LPH) == 50.0
     assert sink.compute_sink_rate(alpha_LPH.mean(1)) == 100.0  # the mean over sequences would hide it
-
-
-@settings(max_examples=30, deadline=None)
-@given(arrays(np.float64, (3, 4, 4), elements=st.floats(-5, 5).filter(lambda x: x == 0 or abs(x) > 1e-3)))
-def test_normalize_rows_sums_to_one_or_zero(A):
-    proxy = np.asarray(sink.normalize_rows(A), np.float64)
-    empty = (A == 0).all(-1)
-    np.testing.assert_allclose(proxy.sum(-1), np.where(empty, 0, 1), atol=1e-4)
-    assert (proxy >= 0).all()
-
-
-def test_normalize_rows_keeps_normalized_rows():
-    A = np.random.default_rng(0).dirichlet(np.ones(9), 5)
-    np.testing.assert_allclose(sink.normalize_rows(A), A, rtol=1e-6)
-    np.testing.assert_allclose(sink.compute_abs_row_sum(A), 1)
-
-
-def test_compute_sink_numbers_names_key_and_threshold():
-    alpha_LPHJ = np.zeros((2, 3, 4, 5))
-    alpha_LPHJ[0, :, :, 0] = 0.45
-    actual = sink.compute_sink_numbers(alpha_LPHJ, 0.25)
-    assert (actual['sink/1'], actual['sink/1@0.4'], actual['sink/1@0.5'], actual['sink/2']) == (50, 50, 0, 0)
-    assert actual['alpha/1'] == pytest.approx(0.225)
-    assert actual['alpha/floor'] == 0.25
-    assert 'sink/6' not in actual
 
 
 def test_star_metric_reports_rates_with_and_without_own_query():
@@ -137,30 +60,6 @@ def test_compute_importance_of_fully_attended_prefix_token_is_one():
     A = np.zeros((12, 12))
     A[:, 3] = 1
     np.testing.assert_allclose(sink.compute_importance(A, 5, prefix=4), [0, 0, 0, 1, 0], rtol=1e-6)
-
-
-def test_norm_ratio_divides_means_over_sequences():
-    residual_LPTD = np.random.default_rng(0).normal(size=(2, 5, 6, 3))
-    norm = np.sqrt((residual_LPTD**2).sum(-1))
-    np.testing.assert_allclose(norms.compute_norms(residual_LPTD), norm, rtol=1e-5)
-    actual = norms.METRICS[0].compute_numbers({'norm_LPT': norm}, None)
-    for layer in range(2):
-        expected = norm[layer, :, 0].mean() / norm[layer, :, 1:].mean()
-        assert actual[f'norm/ratio/{layer + 1:02}'] == pytest.approx(expected)
-
-
-@pytest.mark.parametrize(
-    ('columns', 'prefix', 'reach'), [(0, 1, None), (1, 1, None), (0, 4, None), (2, 3, 5), (0, 1, 20)]
-)
-def test_compute_uniform_importance_accounts_for_columns_prefix_and_reach(columns, prefix, reach):
-    length, attention_TS = 12, np.zeros((12, columns + 12))
-    for query in range(length):
-        is_visible = [True] * columns + [key < max(query + 1, prefix) for key in range(length)]
-        attention_TS[query] = np.array(is_visible) / sum(is_visible)
-        if reach and query >= reach:
-            attention_TS[query, columns] = 0
-    expected = sink.compute_importance(attention_TS, 1, columns)[0]
-    np.testing.assert_allclose(sink.compute_uniform_importance(length, columns, prefix, reach), expected, rtol=1e-6)
 
 
 class CharacterModel:

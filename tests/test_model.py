@@ -20,7 +20,7 @@ from sinklab.config import spec
 from sinklab.config.differences import flatten_dict
 from sinklab.config.validate import parse_config
 from sinklab.configs import default
-from sinklab.model.learned_kv import count_learned_kv
+from sinklab.model.learned_kv import LEARNED_KV_KINDS, count_learned_kv
 from sinklab.model.transformer import Transformer
 from sinklab.train import state
 from sinklab.train.step import make_document_inputs
@@ -197,6 +197,14 @@ def test_initialization_has_expected_standard_deviations(initialization, ffn, st
         np.testing.assert_allclose(weight.std(), std, rtol=0.05)
     assert not np.allclose(attention['query_DHK'][0], attention['query_DHK'][1]), 'layers start alike'
     assert (params['blocks']['ffn_norms']['before']['gain_D'] == 1).all()
+
+
+@pytest.mark.parametrize(('shared', 'num_vectors'), [(False, 4), (True, 1)])
+def test_learned_kv_parameters_are_per_head_or_shared(shared, num_vectors):
+    for kind, value in (('k', 'zero'), ('kv', 'learned'), ('v', 'learned'), ('logit', 'learned')):
+        changes = make_model_changes(learned_kv__kind=kind, learned_kv__value=value, learned_kv__shared=shared)
+        learned = LEARNED_KV_KINDS[kind](make_tiny_spec(**changes).model, 4, nnx.Rngs(0))
+        assert {len(leaf) for leaf in jax.tree.leaves(nnx.to_pure_dict(nnx.state(learned)))} == {num_vectors}
 
 
 def test_baseline_60m_has_published_parameter_count():

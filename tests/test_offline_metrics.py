@@ -80,13 +80,6 @@ def iterate_indices(shape):
     return np.ndindex(*shape)
 
 
-def test_query_key_metrics_match_float64_reference(arrays, numbers):
-    expected = formulas.compute_qk_metrics(arrays['query_LPTHK'], arrays['key_LPSHK'][:, :, 1:])
-    assert len(expected) == 9
-    for name, value in expected.items():
-        np.testing.assert_allclose(numbers[name], value, rtol=1e-5, atol=1e-6, err_msg=name)
-
-
 def test_query_norms_match_float64_reference(arrays, numbers):
     norm = np.linalg.norm(np.float64(arrays['query_LPTHK']), axis=-1)
     expected = norm[:, :, 0].mean(), norm[:, :, 1:].mean()
@@ -168,16 +161,6 @@ def test_spectrum_and_mixing_match_float64_reference(arrays, numbers):
             mean_cosines.append(np.mean([unit[s] @ unit[t] for s in range(1, T) for t in range(1, T) if s != t]))
         np.testing.assert_allclose(numbers[f'spectrum/{layer:02}'], np.mean(entropies), rtol=1e-3, atol=1e-4)
         np.testing.assert_allclose(numbers[f'mixing/{layer:02}'], np.mean(mean_cosines), rtol=1e-4, atol=1e-6)
-
-
-def test_spectral_entropy_is_zero_for_equal_and_maximal_for_orthogonal_tokens():
-    same, other = np.ones((5, 8), np.float32), np.eye(5, 8, dtype=np.float32)
-    entropy = hidden_states.compute_spectral_entropy(
-        hidden_states.compute_gram_matrices(np.stack([same, other])[None])
-    )
-    np.testing.assert_allclose(entropy[0], [0, np.log(5)], atol=1e-5)
-    cosines = hidden_states.compute_cosines(hidden_states.compute_gram_matrices(np.stack([same, other])[None]))
-    np.testing.assert_allclose(hidden_states.compute_mixing(cosines)[0], [1, 0], atol=1e-6)
 
 
 def test_secondary_sink_matches_first_token_for_more_than_four_blocks():
@@ -272,6 +255,7 @@ def test_sink_norm_ratio_ignores_attention_to_implicit_key(arrays):
     [
         ([0, 0, 10, 60, 100], (20, 30)),
         ([0, 80, 10, 60, 100], (20, 30)),  # the sink vanished in between
+        ([0, 5, 40, 80], (20, 30)),  # half of the final value is not above half
         ([90, 100], (None, 0)),
         ([0, 0, 5], None),
         ([0, 5, 6], (0, 10)),

@@ -85,34 +85,5 @@ def test_ffn_gradient_of_sharded_weight_is_exact(equation, ffn_width):
     np.testing.assert_array_equal(d_weight, np.einsum(f'{x_dims},{y_dims}->{weight_dims}', x, d_y))
 
 
-def lower_gradients(equation, sizes, platform):
-    """Return the StableHLO text of a product and its gradients."""
-    x_dims, weight_dims = equation.partition('->')[0].split(',')
-    x, weight = (jax.ShapeDtypeStruct([sizes[axis] for axis in dims], jnp.float32) for dims in (x_dims, weight_dims))
-
-    def compute_total(x, weight):
-        return jnp.sin(sharded_einsum(equation, (None,) * weight.ndim, None, x, weight)).sum()
-
-    return jax.jit(jax.grad(compute_total, (0, 1))).trace(x, weight).lower(lowering_platforms=(platform,)).as_text()
-
-
-# The input of a product is constrained in the forward and in the backward pass, and the gradient of its output once.
-@pytest.mark.parametrize(
-    ('equation', 'width', 'num_constraints'),
-    [
-        ('BTD,DF->BTF', 128, 2),
-        ('BTF,FD->BTD', 128, 1),
-        ('BTH,HD->BTD', 128, 3),
-        ('BTHK,HKD->BTD', 128, 1),
-        ('BTHD,DHK->BTHK', 128, 0),
-        ('BTD,DF->BTF', 96, 0),
-    ],
-)
-def test_product_inputs_are_stored_row_by_row_on_tpu_alone(equation, width, num_constraints):
-    sizes = dict(B=2, T=8, K=16, F=256, D=width, H=width)
-    assert lower_gradients(equation, sizes, 'tpu').count('@LayoutConstraint') == num_constraints
-    assert '@LayoutConstraint' not in lower_gradients(equation, sizes, 'cpu')
-
-
 def test_einsum_equations_are_extracted_from_model_source():
     assert {'BTD,DHK->BTHK', 'BTF,FD->BTD', 'BTHD,DHK->BTHK', 'BTHK,KJ->BTHJ'} <= {*EQUATIONS}

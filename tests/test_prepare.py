@@ -10,6 +10,7 @@ import time
 
 import numpy as np
 import pytest
+from commands import get_error_line
 from filelock import FileLock
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -182,7 +183,5 @@ def test_prepare_prints_overrides_of_training_and_windows_of_given_length(tmp_pa
 )
 def test_prepare_refuses_options_in_one_line(capsys, arguments, option, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    assert main(['prepare', *arguments]) == 1
-    [line] = capsys.readouterr().err.splitlines()
-    assert option in line
+    assert option in get_error_line(capsys, 'prepare', *arguments)
     assert list(tmp_path.iterdir()) == []

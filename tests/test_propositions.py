@@ -1,4 +1,4 @@
-"""Properties of any weights: Propositions 1-4 of the paper for a repeated token, and identities of operations."""
+"""Properties of any weights: Propositions 1-4 of the paper for a repeated token."""
 
 import math
 
@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 from tiny_specs import draw_params, make_tiny_spec, replace_operation
 
-from sinklab.metrics import sink
+from sinklab.metrics import propositions, sink
 from sinklab.train import state
 
 pytestmark = pytest.mark.slow  # each case compiles its own program
@@ -98,16 +98,15 @@ def test_proposition_4_rotary_attention_is_bounded():
     assert np.abs(attention_LHTS[..., 63, :] - 1 / 64).max() > 0.01, 'nothing to bound'
 
 
-TOKENS = np.random.default_rng(0).integers(0, 300, (2, 12))
-
-
-def test_added_heads_equal_concatenation_with_repeated_output_map():
-    added = make_tiny_spec(model__combination='add')
-    params = draw_params(added)
-    repeated_params = jax.tree.map(lambda leaf: leaf, params)
-    output_LHKD = params['blocks']['attention']['output_HKD']
-    repeated_params['blocks']['attention']['output_HKD'] = output_LHKD.repeat(4, 1)
-    actual, reference = (
-        run_model(spec, inputs, TOKENS)[0] for spec, inputs in ((added, params), (make_tiny_spec(), repeated_params))
-    )
-    np.testing.assert_allclose(actual, reference, rtol=1e-4, atol=1e-4)
+@pytest.mark.parametrize('kind', formulas.RELATIVE_POSITIONS)
+@pytest.mark.parametrize('change', [None, 'far', 'text'])
+def test_proposition_2_holds_only_for_softmax_of_distance(kind, change):
+    """Break it by another weight beyond distance 128, or by weights that depend on the text."""
+    weight_TS = np.tri(160) * np.exp(formulas.compute_position_bias(kind, np.arange(160), 1)[0])
+    attention_TS = weight_TS / weight_TS.sum(-1, keepdims=True)
+    if change == 'far':
+        attention_TS[150, 3] += 0.01
+    if change == 'text':
+        attention_TS[20, 7] += 0.01
+    difference = np.abs(attention_TS - propositions.apply_last_row_by_distance(attention_TS)).max()
+    assert (difference <= 1e-5) == (change is None)

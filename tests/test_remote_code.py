@@ -4,11 +4,10 @@ import json
 
 import open_models
 import pytest
+from commands import get_error_line
 
 pytest.importorskip('torch', reason='open models need torch, which has no wheel here')
 pytest.importorskip('transformers', reason='open models need transformers')
-
-from sinklab.cli.main import main
 
 pytestmark = pytest.mark.slow
 
@@ -65,8 +64,5 @@ def test_remote_code_does_not_run_despite_confirmed_prompt(add_code, folder, cap
     add_code(folder)
     monkeypatch.setattr('builtins.input', lambda *_: 'y')
     capsys.readouterr()
-    exit_code = main(make_arguments(folder))
-    (line,) = capsys.readouterr().err.splitlines()
-    assert exit_code == 1
-    assert str(folder) in line
+    assert str(folder) in get_error_line(capsys, *make_arguments(folder))
     assert not (folder.parent / 'ran').exists()

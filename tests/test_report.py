@@ -124,18 +124,6 @@ def test_group_without_changed_fields_is_first(tmp_path):
     assert [row['row'] for row in rows] == ['softmax', 'b', 'c']
 
 
-@pytest.mark.parametrize(
-    ('rates', 'start_step', 'end_step'),
-    [((0, 5, 40, 80), 20, 30), ((0, 60, 30, 80), 20, 30), ((50, 60, 70, 80), None, 0)],
-)
-def test_emergence_is_first_probe_that_stays_above_half_of_final_rate(tmp_path, rates, start_step, end_step):
-    path = write_run(tmp_path / 'a', 'softmax', steps=(0, 10, 20, 30))
-    lines = [json.dumps(dict(step=10 * index, seconds=1, **{'sink/1': rate})) for index, rate in enumerate(rates)]
-    (tmp_path / 'a' / 'metrics.jsonl').write_text('\n'.join(lines) + '\n')
-    (run,) = read_runs([path])
-    assert run.emergence == (start_step, end_step)
-
-
 def test_emergence_is_interval_in_both_tables(tmp_path):
     for seed, steps in ((0, (0, 10, 20)), (1, (0, 15, 20))):
         write_run(tmp_path / str(seed), 'softmax', steps, seed, optimizer__weight_decay=0.1)

@@ -9,12 +9,7 @@ import pytest
 from attention_cases import KERNEL_OPERATIONS, MASKS, interpret_pallas, make_alibi_bias, make_attention_spec
 from tiny_specs import make_attention_config, make_tiny_spec
 
-from sinklab.attn import (
-    backends,
-    cudnn,
-    kernel_attention,
-    reference,
-)
+from sinklab.attn import backends, cudnn, kernel_attention, reference
 from sinklab.attn import mask as masks
 from sinklab.attn.backends import BackendChoice, explain_unsupported, select_backend
 from sinklab.attn.spec import AttentionProblem, RelativePositionBias, ScoreBias

@@ -213,11 +213,6 @@ def test_invalid_chat_record_is_damaged_document(tmp_path, record, word):
     assert word in get_source_error(f'chat:{tmp_path}/a.jsonl')
 
 
-def test_text_in_another_encoding_is_refused(tmp_path):
-    (tmp_path / 'a.txt').write_bytes('café'.encode('latin1'))
-    assert all(word in get_source_error(f'text:{tmp_path}/a.txt') for word in ('a.txt', '0xe9', 'UTF-8'))
-
-
 @pytest.mark.parametrize('name', ['a.jsonl.zst', 'a.parquet'])
 def test_missing_library_is_named_with_install_command(tmp_path, monkeypatch, name):
     WRITERS[name](tmp_path / name, TEXTS)

@@ -5,6 +5,7 @@ import shutil
 
 import numpy as np
 import pytest
+from commands import get_error_line
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from stores import (
@@ -18,7 +19,6 @@ from stores import (
 )
 from tiny_specs import make_tiny_spec
 
-from sinklab.cli.main import main
 from sinklab.data import store as store_module
 from sinklab.data.run_data import load_run_data, open_corpus
 from sinklab.data.store import IDS_SUFFIX, Store
@@ -82,9 +82,7 @@ def test_damaged_file_is_named_and_left_unchanged(store_copy, kind, name, capsys
     contents = {path.name: path.read_bytes() for path in store_copy.iterdir()}
     with pytest.raises(UserError, match=name):
         Store(store_copy)
-    assert main(['prepare', f'--check={store_copy}']) == 1
-    [line] = capsys.readouterr().err.strip().splitlines()
-    assert name in line
+    assert name in get_error_line(capsys, 'prepare', f'--check={store_copy}')
     assert {path.name: path.read_bytes() for path in store_copy.iterdir()} == contents
 
 

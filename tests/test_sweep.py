@@ -1,6 +1,5 @@
 """Command `sinklab sweep`: rows, seeds, outcomes, interruption and summary table."""
 
-import contextlib
 import json
 import os
 import shutil
@@ -9,10 +8,11 @@ import sys
 import time
 
 import pytest
+from commands import get_error_line, write_table
+from tiny_runs import read_timeless_records
 from tiny_specs import make_tiny_spec
 
-from sinklab.cli.config_flags import load_spec
-from sinklab.cli.main import build_parser, main
+from sinklab.cli.main import build_parser
 from sinklab.cli.sweep import make_train_command
 from sinklab.config.spec import Layout
 from sinklab.errors import UserError
@@ -22,7 +22,6 @@ from sinklab.storage.folder_lock import hold_folder
 from sinklab.sweep.plan import SweepRun, plan_runs
 from sinklab.sweep.run import run_sweep
 
-CLOCK_METRICS = ('seconds', 'speed/tokens_per_second', 'speed/mfu')
 TABLE = """
 import os, signal, sys, time
 from sinklab.configs.table import table
@@ -70,12 +69,7 @@ def run_sweep_command(table, workdir, *arguments, **environment):
     command = [sys.executable, '-m', 'sinklab', 'sweep', f'--config={table}', '--size=smoke', f'--workdir={workdir}']
     environment = {**os.environ, 'SINKLAB_CACHE': f'{table.parent}/cache', **environment}
     return subprocess.run(
-        [*command, *arguments],
-        capture_output=True,
-        text=True,
-        timeout=500,
-        env=environment,
-        start_new_session=True,
+        [*command, *arguments], capture_output=True, text=True, timeout=500, env=environment, start_new_session=True
     )
 
 
@@ -86,18 +80,8 @@ def finished_sweep(table, tmp_path_factory):
     return path, run_sweep_command(table, path, '--seeds=7,', '--config.log.every_steps=1', '--json')
 
 
-def get_error_line(capsys, table, workdir, *arguments):
-    """Return the one-line error of a rejected sweep."""
-    with contextlib.suppress(SystemExit):  # of argparse
-        assert main(['sweep', f'--config={table}', f'--workdir={workdir}', *arguments]) == 1
-    output = capsys.readouterr()
-    assert output.out == ''
-    (line,) = output.err.strip().splitlines()
-    return line
-
-
-def read_records_without_clock(path):
-    return [{k: v for k, v in record.items() if k not in CLOCK_METRICS} for record in RunDir(path).read_records()]
+def get_sweep_error(capsys, table, workdir, *arguments):
+    return get_error_line(capsys, 'sweep', f'--config={table}', f'--workdir={workdir}', *arguments)
 
 
 NEW_FILES = 'sweep.json', 'owner.json', 'run.lock'  # which each sweep writes
@@ -155,16 +139,6 @@ def test_sweep_skips_completed_and_diverged_runs(table, finished_sweep, tmp_path
     assert 'Sink_1 is ' in process.stdout
 
 
-def test_sweep_rejects_folder_of_other_run_and_leaves_it_unchanged(capsys, table, tmp_path):
-    folder = RunDir(tmp_path / 'runs' / 'sigmoid-0')
-    folder.initialize(load_spec(f'{table}:softmax', [], 'smoke')[0], {})
-    old_mtimes = read_mtimes(folder.path)
-    line = get_error_line(capsys, table, tmp_path / 'runs', '--size=smoke', '--rows=softmax,sigmoid')
-    assert 'row sigmoid' in line
-    assert 'model.attention.similarity exp -> sigmoid' in line
-    assert read_mtimes(folder.path) == old_mtimes
-
-
 @pytest.mark.parametrize(
     ('rows', 'arguments', 'texts'),
     [
@@ -177,10 +151,8 @@ def test_sweep_rejects_invalid_row_before_training(capsys, tmp_path, rows, argum
     diffs = {'plain': {}, 'misspelt': {'optimizer.stps': 5}, 'powerless': {'model.attention.power': 2.0}}
     diffs['narrow'] = {'model.heads': 2, 'model.head_width': 2}
     table = {name: dict(diff=diff, published={}, source='here') for name, diff in diffs.items()}
-    (tmp_path / 'mine.py').write_text(
-        f'from sinklab.configs.table import table\nROWS = {table!r}\nget_config = table(ROWS)\n'
-    )
-    line = get_error_line(capsys, tmp_path / 'mine.py', tmp_path / 'runs', f'--rows=plain,{rows}', *arguments)
+    write_table(tmp_path / 'mine.py', table)
+    line = get_sweep_error(capsys, tmp_path / 'mine.py', tmp_path / 'runs', f'--rows=plain,{rows}', *arguments)
     assert [text for text in (*texts, 'nothing was trained') if text not in line] == []
     assert not (tmp_path / 'runs').exists()
 
@@ -205,9 +177,7 @@ def test_sweep_saves_run_on_interrupt_and_resumes(table, finished_sweep, tmp_pat
     assert not (tmp_path / 'sigmoid-7').exists()
     resumed = run_sweep_command(table, tmp_path, '--rows=softmax', '--seeds=7,')
     assert resumed.returncode == 0, resumed.stderr
-    assert read_records_without_clock(tmp_path / 'softmax-7') == read_records_without_clock(
-        finished_sweep[0] / 'softmax-7'
-    )
+    assert read_timeless_records(tmp_path / 'softmax-7') == read_timeless_records(finished_sweep[0] / 'softmax-7')
 
 
 @pytest.mark.parametrize(
@@ -226,7 +196,7 @@ def test_sweep_saves_run_on_interrupt_and_resumes(table, finished_sweep, tmp_pat
     ],
 )
 def test_sweep_rejects_invalid_argument_before_training(capsys, table, tmp_path, argument, texts):
-    line = get_error_line(capsys, table, tmp_path / 'runs', argument)
+    line = get_sweep_error(capsys, table, tmp_path / 'runs', argument)
     assert [text for text in texts if text not in line] == []
     assert not (tmp_path / 'runs').exists()
 
@@ -247,7 +217,7 @@ def test_sweep_row_runs_as_single_process_in_slurm_job(monkeypatch, tmp_path):
 
 def test_sweep_rejects_second_sweep_in_same_folder(capsys, table, tmp_path):
     with hold_folder(tmp_path / 'runs'):
-        line = get_error_line(capsys, table, tmp_path / 'runs', '--rows=softmax')
+        line = get_sweep_error(capsys, table, tmp_path / 'runs', '--rows=softmax')
     assert line.startswith('sinklab sweep: ')
     assert f'{tmp_path}/runs' in line
     assert f'process {os.getpid()}' in line

@@ -37,18 +37,6 @@ def make_recorded_row(row, *records_by_seed, published=None):
     return RowResult(row_info, dict.fromkeys(metrics, 'done'), {}, metrics)
 
 
-@pytest.mark.parametrize(
-    ('outcomes', 'fails', 'text'),
-    [
-        ('done diverged done', False, 'done 2/3, diverged 1/3'),
-        ('diverged diverged', True, 'diverged 2/2, published: fails'),
-        ('done diverged', True, 'done 1/2, diverged 1/2, published: fails'),
-    ],
-)
-def test_outcomes_are_counted_next_to_a_published_failure(outcomes, fails, text):
-    assert sweep_table.format_outcome(outcomes.split(), fails) == text
-
-
 def test_difference_uses_common_seeds_and_has_interval_of_five():
     first = make_row_result('a', {}, ('done', 'crashed', 'done'), sink_1=[10.0, 0.0, 30.0])
     other = make_row_result('b', {}, 3 * ('done',), sink_1=[11.0, 50.0, 34.0])

@@ -113,10 +113,7 @@ def test_tfds_dataset_that_cannot_be_prepared_is_rejected_with_remedy(tmp_path, 
         open_source('tfds:tiny_shakespeare')
 
 
-@pytest.mark.parametrize(
-    ('suffix', 'word'),
-    [(':valid', 'valid'), ('#field=body', 'body'), (':train[', 'train[')],
-)
+@pytest.mark.parametrize(('suffix', 'word'), [(':valid', 'valid'), ('#field=body', 'body'), (':train[', 'train[')])
 def test_tfds_unknown_split_or_field_is_rejected_with_one_line(dataset_folder, suffix, word):
     with pytest.raises(UserError) as error:
         list(open_source(f'tfds:{dataset_folder}{suffix}').read_documents())

@@ -89,8 +89,3 @@ def test_training_step_compiles_for_mesh_of_chips():
         program_text = train_step.lower(state.make_abstract_state(spec, mesh), batch, request).compile().as_text()
     assert 'sinklab_softmax_forward' in program_text
     assert 'sinklab_softmax_backward' in program_text
-
-
-def test_unknown_topology_is_rejected():
-    with pytest.raises(topology.UserError):
-        topology.make_tpu_devices('v5e:3x3')

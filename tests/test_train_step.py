@@ -17,12 +17,7 @@ from sinklab.errors import UserError
 from sinklab.model.learned_kv import count_learned_kv
 from sinklab.parallel import device_mesh, sharding
 from sinklab.parallel.device_mesh import MESH_AXES
-from sinklab.train import (
-    device_layout,
-    state,
-    step,
-    validation_loss,
-)
+from sinklab.train import device_layout, state, step, validation_loss
 
 IDS = np.random.default_rng(0).integers(0, 300, (4, 17)).astype(np.int32)
 
@@ -85,7 +80,6 @@ OTHER_MODELS = [
 
 SHARDED_LAYOUT = Layout(fsdp=2, tensor=2)
 PLAIN_SPEC = make_tiny_spec()
-# The other layouts, with and without remat and micro-batches, are in test_layouts.py.
 SELECTED_LAYOUTS = [SHARDED_LAYOUT, Layout(micro_batch=2, data=2), Layout(fsdp=4, remat='qkv,middle')]
 CASES = [
     pytest.param(PLAIN_SPEC, layout, marks=() if layout in SELECTED_LAYOUTS else pytest.mark.exhaustive)

@@ -3,23 +3,14 @@
 import importlib.util
 import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from command_recorders import PROGRAM_NAMES, CommandRecorders
 from doc_pages import PROGRAMS
 from tiny_specs import make_case_params
 
-from docs.run_tutorial import (
-    TutorialRunner,
-    make_quick,
-    read_blocks,
-    run_page,
-    select_lines,
-    update_outputs,
-)
+from docs.run_tutorial import TutorialRunner, make_quick, read_blocks, run_page, select_lines, update_outputs
 from sinklab.cli.config_flags import apply_overrides
 from sinklab.cli.main import build_parser
 from sinklab.configs import default
@@ -107,23 +98,10 @@ def test_run_page_runs_blocks_in_order_and_updates_outputs(tmp_path):
 
 
 @pytest.mark.slow
-def test_pod_tutorial_commands_run_and_resume_both_runs(tmp_path, monkeypatch):
+def test_pod_tutorial_commands_run_and_resume_both_runs(run_commands):
     """Run the commands with stub programs, which record their calls."""
-    programs = CommandRecorders(tmp_path / 'bin', *PROGRAM_NAMES)
-    programs.add_answers('queued-resources describe', ('ACTIVE\n', '', 0))
-    state = 'ActiveState=inactive\nExecMainStatus=0\nExecMainStartTimestampMonotonic=17\n'
-    programs.add_answers('systemctl show', (state, '', 0))
-    (programs.folder / 'python').symlink_to(sys.executable)
-    (tmp_path / 'configs').mkdir()
-    (tmp_path / 'configs' / 'scale.py').write_text((ROOT / 'configs' / 'scale.py').read_text())
-    monkeypatch.setenv('PYTHONPATH', os.pathsep.join([str(ROOT), *sys.path]))
     script = ''.join(block.text for block in read_blocks(read_page('pod')) if block.kind == 'console')
-    process = subprocess.run(
-        ['bash', '-eu', '-o', 'pipefail', '-c', script],
-        cwd=tmp_path, env=programs.environment, capture_output=True, text=True, timeout=120,
-    )  # fmt: skip
-    assert process.returncode == 0, process.stderr
-    calls, parser = programs.pop_calls(), build_parser()
+    calls, parser = run_commands(script), build_parser()
     for call in calls:
         if call[0] == 'sinklab':
             _, overrides = parser.parse_known_args(call[1:])

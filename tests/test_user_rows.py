@@ -6,6 +6,8 @@ import re
 
 import numpy as np
 import pytest
+from commands import get_error_line
+from tiny_runs import read_contents
 from tiny_specs import make_tiny_spec
 
 from sinklab.cli import sweep
@@ -69,13 +71,6 @@ def own_file(tmp_path):
     for registered in (FFN_ACTIVATIONS, REGISTERED):
         registered.clear()
     FFN_ACTIVATIONS.update(saved_activations)
-
-
-def get_error_line(capsys, *arguments):
-    """Run a command that must fail; return its only line on stderr."""
-    assert main(list(arguments)) == 1
-    (line,) = capsys.readouterr().err.strip().splitlines()
-    return line
 
 
 def load_changes(config_path, overrides, size):
@@ -180,6 +175,7 @@ def test_sweep_and_train_refuse_folder_of_changed_row(capsys, config_file, tmp_p
     folder = RunDir(tmp_path / 'runs' / 'decay-0')
     folder.initialize(*load_spec(f'{config_file}:decay', sweep.format_seed_flags(0), 'smoke'))
     config_file.write_text(TABLE.replace("'optimizer.weight_decay': 0.3}, p", "'optimizer.weight_decay': 0.4}, p"))
+    contents = read_contents(folder.path)
     flags = [f'--config={config_file}', '--rows=decay', '--size=smoke', f'--workdir={tmp_path}/runs']
     line = get_error_line(capsys, 'sweep', *flags)
     assert [
@@ -187,6 +183,7 @@ def test_sweep_and_train_refuse_folder_of_changed_row(capsys, config_file, tmp_p
     ] == []
     flags = [f'--config={config_file}:decay', '--size=smoke', f'--workdir={folder}']
     assert '--workdir' in get_error_line(capsys, 'train', *flags)
+    assert read_contents(folder.path) == contents
 
 
 @pytest.mark.parametrize(

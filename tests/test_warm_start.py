@@ -17,21 +17,10 @@ from sinklab.errors import UserError
 from sinklab.parallel import device_mesh
 from sinklab.report import page, runs
 from sinklab.run_dir import RunDir
-from sinklab.storage import files
-from sinklab.train import (
-    loop,
-    state,
-    warm_start,
-)
+from sinklab.train import loop, state, warm_start
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures('no_disk_delay')]
 KV_COLUMNS = dict(model__learned_kv__kind='kv')
-
-
-@pytest.fixture(autouse=True)
-def no_disk_delay(monkeypatch):
-    """Make written files visible without delay."""
-    monkeypatch.setattr(files, 'SHARED_DISK_SECONDS', 0.0)
 
 
 @pytest.fixture(scope='module')

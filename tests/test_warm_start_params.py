@@ -25,17 +25,11 @@ from sinklab.configs import default, fine_tuning
 from sinklab.data.run_data import load_run_data
 from sinklab.errors import UserError
 from sinklab.run_dir import RunDir
-from sinklab.storage import files
 from sinklab.train import loop, state, step, warm_start
 from sinklab.train.optimizer import make_schedule
 
+pytestmark = pytest.mark.usefixtures('no_disk_delay')
 SGD = dict(optimizer__name='sgd', optimizer__beta2=None, optimizer__epsilon=None)
-
-
-@pytest.fixture(autouse=True)
-def no_disk_delay(monkeypatch):
-    """Make written files visible without delay."""
-    monkeypatch.setattr(files, 'SHARED_DISK_SECONDS', 0.0)
 
 
 def train(spec, path, parent_checkpoint, *callbacks, row='tuned'):

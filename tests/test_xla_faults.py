@@ -29,13 +29,9 @@ def run_python(*arguments: str, xla_flags: str = '') -> subprocess.CompletedProc
 
 
 @pytest.mark.slow
-def test_last_of_many_sums_on_cpus_is_right_after_import_of_sinklab():
-    assert float(run_python('-c', LAST_SUM).stdout) == 32768**2
-
-
-@pytest.mark.slow
-def test_sum_of_rank_seven_is_right_after_import_of_sinklab():
-    assert run_python('-c', HIGH_RANK_SUM).stdout == 'True\n'
+@pytest.mark.parametrize(('script', 'expected'), [(LAST_SUM, float(32768**2)), (HIGH_RANK_SUM, True)])
+def test_sums_on_cpus_are_right_after_import_of_sinklab(script, expected):
+    assert run_python('-c', script).stdout == f'{expected}\n'
 
 
 @pytest.mark.parametrize('xla_flags', ['', '--xla_dump_to=x'])

@@ -38,6 +38,10 @@ def drop_clock_metrics(records, after=0):
     ]
 
 
+def read_timeless_records(path):
+    return drop_clock_metrics(RunDir(path).read_records(), after=-1)
+
+
 def load_parameters(path, step):
     return jax.tree.leaves(ocp.load(path / 'checkpoints' / str(step), checkpointable_name='state')['params'])
 

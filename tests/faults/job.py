@@ -13,12 +13,12 @@ from pathlib import Path
 import jax
 import numpy as np
 from processes import find_free_port
+from tiny_runs import read_timeless_records
 
 from sinklab.checkpoint import checkpointer
 from sinklab.run_dir import RunDir
 
 HERE = Path(__file__).parent
-CLOCK_METRICS = ('seconds', 'speed/tokens_per_second', 'speed/mfu')
 DEVICES = 4
 
 
@@ -100,10 +100,6 @@ def read_stderr(outputs, index, process):
 def get_messages(output):
     """Return the lines that say how a process has ended, without lines of progress."""
     return [line for line in output.splitlines() if line.startswith('sinklab train: ')]
-
-
-def read_timeless_records(workdir):
-    return [{k: v for k, v in record.items() if k not in CLOCK_METRICS} for record in RunDir(workdir).read_records()]
 
 
 def read_parameters(workdir):

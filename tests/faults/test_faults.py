@@ -10,13 +10,9 @@ import signal
 import time
 
 import pytest
-from job import (
-    assert_same_runs,
-    get_messages,
-    read_outcome,
-    read_timeless_records,
-)
+from job import assert_same_runs, get_messages, read_outcome
 from processes import wait_for_sigterm_handler
+from tiny_runs import read_timeless_records
 from tiny_specs import make_case_params
 
 from sinklab.run_dir import RunDir
