@@ -237,7 +237,7 @@ def test_report_refuses_folder_without_run(capsys, arguments):
     assert arguments[1] in get_error_line(capsys, *arguments)
 
 
-@pytest.mark.parametrize('arguments', [['train', '--workdir=w'], ['checkpoint', 'verify', 'run'], ['tail', 'run']])
+@pytest.mark.parametrize('arguments', [['train', '--workdir=w'], ['checkpoint', 'verify', 'run'], ['report', 'run']])
 def test_all_unknown_flags_are_reported(capsys, arguments):
     line = get_error_line(capsys, *arguments, '--unheard-of=5', '--also_unknown')
     assert '--unheard-of=5' in line
@@ -349,6 +349,6 @@ def test_unknown_flag_check_accepts_values_that_begin_with_dashes(options, promp
     assert build_parser().parse_known_args(arguments)[0].prompt == prompt
 
 
-@pytest.mark.parametrize('arguments', [['measure', 'run', '--config.seed=3'], ['tail', 'run', 'now']])
+@pytest.mark.parametrize('arguments', [['measure', 'run', '--config.seed=3'], ['checkpoint', 'verify', 'run', 'now']])
 def test_commands_without_overrides_refuse_them(capsys, arguments):
     assert arguments[-1] in get_error_line(capsys, *arguments)

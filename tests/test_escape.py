@@ -59,8 +59,7 @@ def test_table_heading_and_progress_show_names_as_they_are(capsys):
     for name in NAMES:
         terminal.print_table(terminal.make_console(width=100), [name], [['x']])
         assert capsys.readouterr().out.splitlines()[0].strip() == name
-        display = progress.ProgressDisplay(terminal.make_console(stderr=True))
-        progress.ProgressCallback(display, name, 8).on_message(f'note of {name}')
+        progress.ProgressCallback(name, 8).on_message(f'note of {name}')
         assert capsys.readouterr().err == f'{name}  note of {name}\n'
 
 

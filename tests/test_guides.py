@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from sinklab.cli.config_flags import parse_overrides
+from sinklab.cli.config_flags import load_spec, parse_overrides
 from sinklab.cli.main import build_parser, main
 from sinklab.configs import default, table
 from sinklab.exit_status import EXIT_CODES, FINAL_EXIT_CODES

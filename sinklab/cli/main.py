@@ -25,7 +25,6 @@ COMMANDS = {
     'report': 'Show runs as a table, and write a page (report.html) that needs no network.',
     'measure': 'Measure attention sinks of a trained model: a checkpoint of a run, or an open model.',
     'evaluate': 'Evaluate a checkpoint of a run on tasks of lm-evaluation-harness, such as HellaSwag.',
-    'tail': 'Follow a run or a sweep from any terminal: step, loss and Sink_1 of each run, and how it ends.',
     'checkpoint': 'List, verify, export or import checkpoints.',
     'stream': 'Measure the perplexity of a long text with a KV cache of x first and y recent tokens '
     '(StreamingLLM, Table 3).',

@@ -83,11 +83,7 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
     with hold_folder(RunDir(args.workdir).path) as check_owner:
         runs = plan.plan_runs(rows, seeds, args.workdir, load_row, layout)
         write_table(args, extra_args, runs)  # so that other commands find the runs
-        display = SweepDisplay(runs)
-        for run in runs[: len(rows)]:
-            if changes := config_flags.describe_changes(module, run.spec, run.row_info['size']):
-                terminal.print_wrapped(f'sinklab sweep: {run.row} {changes}', display.console)
-        with display:
+        with SweepDisplay(runs) as display:
             stop_signal = run_sweep(runs, make_command, display, check_owner, args.jobs)
         check_owner()
         print_summary(args, write_table(args, extra_args, runs), stop_signal)
@@ -139,7 +135,7 @@ def format_seed_flags(seed: int) -> list[str]:
 
 
 def make_train_command(config_path: str, run: SweepRun, options: list[str]) -> list[str]:
-    flags = [f'--config={config_path}', f'--workdir={run.run_dir}', '--processes=1', '--quiet']
+    flags = [f'--config={config_path}', f'--workdir={run.run_dir}', '--processes=1']
     return [*get_program_argv(), 'train', *flags, *options, *format_seed_flags(run.seed)]
 
 

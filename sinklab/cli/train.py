@@ -13,6 +13,7 @@ example:
 """
 
 import argparse
+import contextlib
 import dataclasses
 import shlex
 import sys
@@ -21,7 +22,7 @@ from typing import Any, get_args
 from sinklab.checkpoint import digests
 from sinklab.cli import config_flags, hf, layout_flags, process_flags, terminal
 from sinklab.cli.flag_types import add_options
-from sinklab.cli.progress import MessageCallback, ProgressCallback, ProgressDisplay
+from sinklab.cli.progress import ProgressCallback
 from sinklab.config.differences import flatten_dict
 from sinklab.config.spec import Layout, Spec, WarmStartTakes
 from sinklab.errors import UserError
@@ -76,7 +77,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     layout_flags.add_arguments(parser)
     add_options(parser, {'compiled': layout_flags.CACHE_OPTION, 'profile': PROFILE_OPTION})
-    parser.add_argument('--quiet', action='store_true', help='print only messages and errors')
     parser.add_argument(
         '--tensorboard', action='store_true', help='also write TensorBoard events into DIR/tensorboard'
     )
@@ -101,21 +101,20 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
     run_dir, row = request.run_dir, request.row
     settings = collect_shared_settings(request.spec, request.layout, request.parent)
     check_equal_on_all(group, settings | config_flags.hash_registering_files(args))
-    with ProgressDisplay(terminal.make_console(stderr=True)) as display:
-        callbacks = make_callbacks(args, request, display) if group.process_index == 0 else []
+    with contextlib.ExitStack() as stack:
         loop.train(
             request.spec,
             request.layout,
             run_dir,
             row,
-            *callbacks,
+            *(make_callbacks(args, request, stack) if group.process_index == 0 else []),
             group=group,
             parent=request.parent,
             grace_seconds=args.grace,
             step_timeout=args.step_timeout,
             profile_steps=request.profile_steps,
         )
-    if group.process_index == 0 and not args.quiet:
+    if group.process_index == 0:
         try:
             print_results(run_dir, row, run_dir.read_records(), config_flags.format_metric_option(args))
             sys.stdout.flush()
@@ -232,13 +231,12 @@ def resolve_parent(from_flag: str, child_dir: RunDir) -> tuple[Any, RunDir, int]
     return takes, parent_dir, step
 
 
-def make_callbacks(args: argparse.Namespace, request: RunRequest, display: ProgressDisplay) -> list[Callback]:
-    """Make the callbacks of the training loop: messages or progress, TensorBoard, Weights & Biases."""
-    callbacks: list[Callback] = [MessageCallback()]
-    if not args.quiet:
-        name = request.row['row'] or request.row['config']
-        descriptions = [*request.descriptions, describe_size(request.spec)]
-        callbacks = [ProgressCallback(display, name, request.spec.optimizer.steps, descriptions)]
+def make_callbacks(args: argparse.Namespace, request: RunRequest, stack: contextlib.ExitStack) -> list[Callback]:
+    """Make the callbacks of the training loop: progress, which `stack` ends, TensorBoard, Weights & Biases."""
+    name = request.row['row'] or request.row['config']
+    descriptions = [*request.descriptions, describe_size(request.spec)]
+    progress = ProgressCallback(name, request.spec.optimizer.steps, descriptions)
+    callbacks: list[Callback] = [stack.enter_context(progress)]
     if args.tensorboard:
         callbacks.append(TensorBoardCallback(request.run_dir))
     if args.wandb:

@@ -95,19 +95,6 @@ def lock_file(path: Path, wait_seconds: float) -> Iterator[None]:
         lock.release()
 
 
-def is_held(folder: Path) -> bool:
-    """Return whether a job may be using a folder; True for every folder in a bucket that has an owner."""
-    if is_remote(folder):
-        return (folder / OWNER_FILE).exists()
-    if not (folder / LOCK_FILE).exists():
-        return False
-    try:
-        with FileLock(folder / LOCK_FILE).acquire(blocking=False):
-            return False
-    except OSError:  # a Timeout of filelock is one; or the folder belongs to somebody else
-        return True
-
-
 def read_owner(folder: Path) -> dict:
     """Read owner.json of a folder; {} if it is missing or being written."""
     try:

@@ -11,7 +11,6 @@ from typing import Any
 from sinklab.exit_status import STOP_SIGNALS
 from sinklab.sweep.plan import SweepRun
 
-POLL_SECONDS = 1.0  # seconds between two updates of the display
 # {exit code of a stopped run: signal with which the sweep ends}; Popen returns -N for signal N.
 SIGNAL_OF_EXIT_CODE = {code: number for number in STOP_SIGNALS for code in (128 + number, -number)}
 
@@ -47,17 +46,17 @@ class SignalForwarder:
 
         Args:
             command: The program and its arguments.
-            on_line: Function that shows a line of output.
+            on_line: Function that shows a line of standard error.
 
         Returns:
-            The exit code, negative if a signal ended the command, and at most the last 10,000 bytes of the output.
+            The exit code, negative if a signal ended the command, and at most 10,000 bytes of the end of stderr.
         """
         output = b''
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
             self.processes.append(process)
             if self.received_signals:  # it arrived before this command was in `processes`
                 process.send_signal(self.received_signals[-1])
-            for line in process.stdout:
+            for line in process.stderr:
                 on_line(line)
                 output = (output + line)[-10_000:]
             self.processes.remove(process)
@@ -104,8 +103,7 @@ def run_sweep(
         unfinished = {pool.submit(run_one, label, run) for label, run in zip(labels, runs, strict=True)}
         try:
             while unfinished:
-                finished, unfinished = wait(unfinished, POLL_SECONDS, FIRST_COMPLETED)
-                display.poll()
+                finished, unfinished = wait(unfinished, return_when=FIRST_COMPLETED)
                 for future in finished:
                     future.result()
         except BaseException:

@@ -9,7 +9,7 @@ from typing import Any
 
 from sinklab.config.differences import flatten_dict
 from sinklab.errors import UserError, format_extra_command
-from sinklab.run_dir import RunDir, format_parent
+from sinklab.run_dir import RunDir
 from sinklab.storage.paths import is_remote, make_absolute
 
 
@@ -48,22 +48,6 @@ class Callback:
 
     def on_train_end(self) -> None:
         """Receive the end of the attempt, also after an error, and if `on_train_begin` was not called."""
-
-
-def summarize_newest_attempt(run_dir: RunDir, attempts: list[dict[str, Any]]) -> tuple[int, str, list[str]]:
-    """Return the arguments of `Callback.on_train_begin` for the newest attempt.
-
-    Args:
-        run_dir: The folder of the run.
-        attempts: The attempts in environment.json, the newest one last.
-
-    Returns:
-        The step at which it started, its attention backend, and the lines about changes, with the parent if this
-        attempt is a warm start.
-    """
-    attempt = attempts[-1]
-    parent_lines = format_parent(run_dir.read_parent()) if attempt['step'] == run_dir.read_start_step() else []
-    return attempt['step'], attempt['attention'], [*parent_lines, *attempt.get('changes', [])]
 
 
 # A function (step, metrics, state) -> new metrics, or None, which all processes of a run call after the same step, so

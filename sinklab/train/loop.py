@@ -27,11 +27,11 @@ from sinklab.process_group import (
     run_on_all_or_raise,
     set_hang_timer,
 )
-from sinklab.run_dir import MetricsWriter, RunDir, check_run_dir, list_changes
+from sinklab.run_dir import MetricsWriter, RunDir, check_run_dir, format_parent, list_changes
 from sinklab.storage.files import poll_until
 from sinklab.storage.folder_lock import DEFAULT_GRACE_SECONDS, FolderTakenError, hold_folder, read_owner
 from sinklab.train import device_layout, sink_probe, state, step, warm_start
-from sinklab.train.callbacks import Callback, StateFunction, summarize_newest_attempt
+from sinklab.train.callbacks import Callback, StateFunction
 from sinklab.train.run_outcome import (
     DivergedError,
     StoppedBySignal,
@@ -122,9 +122,11 @@ def train(
         train_state = restore_or_create_state(checkpointer, sound_step, spec, mesh, parent)
         if is_primary:
             check_owner()
-            attempts = record_attempt(run_dir, spec, layout, mesh, backend_choice, resume_step)
+            changes = record_attempt(run_dir, spec, layout, mesh, backend_choice, resume_step)
+            if resume_step == start_step:
+                changes = [*format_parent(run_dir.read_parent()), *changes]
             for callback in callbacks:
-                callback.on_train_begin(*summarize_newest_attempt(run_dir, attempts))
+                callback.on_train_begin(resume_step, str(backend_choice), changes)
         if fallback_line := backend_choice.describe_fallback():  # repeated at the end, after thousands of lines
             stack.callback(send_messages, callbacks, [fallback_line])
         writer = stack.enter_context(contextlib.closing(MetricsWriter(run_dir, resume_step, check_owner)))
@@ -433,22 +435,23 @@ def read_resume_record(run_dir: RunDir, resume_step: int) -> tuple[list[str], fl
 
 def record_attempt(
     run_dir: RunDir, spec: Spec, layout: Layout, mesh: jax.sharding.Mesh, choice: BackendChoice, resume_step: int
-) -> list[dict[str, Any]]:
-    """Write the start of an attempt to environment.json, and changed fields to config.json; return all attempts."""
+) -> list[str]:
+    """Write the start of an attempt to environment.json and config.json; return the changes of config fields."""
     attempt = dict(
         step=resume_step,
         attention=str(choice),
         micro_batch=layout.get_micro_batch_size(spec.optimizer.batch_size),
         remat=layout.remat,
     )
-    if changes := list_changes(run_dir, spec):
+    changes = list_changes(run_dir, spec)
+    if changes:
         attempt['changes'] = changes
     attempts = [*run_dir.read_environment().get('attempts', []), attempt]
     layout_fields = dataclasses.asdict(layout) | dict(mesh.shape)
     run_dir.write_json('environment', describe_environment(layout_fields, str(choice), attempts))
     if run_dir.read_json('config') != dataclasses.asdict(spec):  # also if only the path of a token store is new
         run_dir.write_json('config', dataclasses.asdict(spec))
-    return attempts
+    return changes
 
 
 @contextlib.contextmanager
