@@ -9,8 +9,9 @@ import re
 import threading
 import time
 from collections.abc import Sequence
+from typing import Self
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, SpinnerColumn, TaskID, TextColumn
 from rich.table import Column
 
 from sinklab.cli import terminal
@@ -43,7 +44,7 @@ def format_remaining(seconds: float | None) -> str:
 class Display:
     """Lines above a live display; as a context manager it shows the display, and removes it at the end."""
 
-    def __init__(self, *columns: TextColumn) -> None:
+    def __init__(self, *columns: ProgressColumn) -> None:
         self.console = terminal.make_console(stderr=True)
         self.is_live = terminal.is_live(self.console)
         self.bars = Progress(
@@ -54,7 +55,7 @@ class Display:
             speed_estimate_period=SPEED_SECONDS,
         )
 
-    def __enter__(self):
+    def __enter__(self) -> Self:
         with contextlib.suppress(OSError):
             self.bars.start()
         return self
