@@ -1,7 +1,9 @@
 """How a run or a process has ended, and the exit codes that schedulers act on."""
 
+import contextlib
 import dataclasses
 import signal
+from collections.abc import Callable, Iterator
 from typing import Literal
 
 # {kind in outcome.json: exit code}. Every other code, such as that of a process that a signal or jax has ended, means
@@ -23,3 +25,16 @@ class ExitStatus:
     @property
     def exit_code(self) -> int:
         return 128 + signal.SIGINT if self.signal_number == signal.SIGINT else EXIT_CODES[self.kind]
+
+
+@contextlib.contextmanager
+def handle_stop_signals(handler: Callable) -> Iterator[None]:
+    """Call a function for each SIGINT, SIGTERM and SIGHUP; SIGHUP stays ignored if it is, as under nohup."""
+    is_nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    numbers = [number for number in STOP_SIGNALS if number != signal.SIGHUP or not is_nohup]
+    previous_handlers = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, previous in previous_handlers.items():
+            signal.signal(number, previous)

@@ -1,4 +1,4 @@
-"""Execution of the runs of a sweep in subprocesses, with signals forwarded to them."""
+"""Execution of the runs of a sweep in subprocesses, to which signals are passed on."""
 
 import contextlib
 import os
@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from typing import Any
 
-from sinklab.exit_status import STOP_SIGNALS
+from sinklab.exit_status import STOP_SIGNALS, handle_stop_signals
 from sinklab.sweep.plan import SweepRun
 
 # {exit code of a stopped run: signal with which the sweep ends}; Popen returns -N for signal N.
 SIGNAL_OF_EXIT_CODE = {code: number for number in STOP_SIGNALS for code in (128 + number, -number)}
 
 
-class SignalForwarder:
-    """A context manager that forwards SIGINT, SIGTERM and SIGHUP to running commands, and records them.
+class Commands:
+    """Commands that run in subprocesses, and the signals that were passed on to them.
 
     A run saves and stops after the first signal, and ends at once after a second one.
     """
@@ -25,23 +25,13 @@ class SignalForwarder:
         self.received_signals: list[int] = []
         self.processes: list[subprocess.Popen] = []
 
-    def __enter__(self) -> 'SignalForwarder':
-        is_nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-        numbers = [number for number in STOP_SIGNALS if number != signal.SIGHUP or not is_nohup]
-        self.previous_handlers = {number: signal.signal(number, self.handle_signal) for number in numbers}
-        return self
-
-    def __exit__(self, *_) -> None:
-        for number, handler in self.previous_handlers.items():
-            signal.signal(number, handler)
-
-    def handle_signal(self, number: int, frame: object) -> None:
+    def send_signal(self, number: int, frame: object = None) -> None:
         self.received_signals.append(number)
         for process in list(self.processes):
             with contextlib.suppress(OSError):
                 process.send_signal(number)
 
-    def run_command(self, command: list[str], on_line: Callable[[bytes], None]) -> tuple[int, str]:
+    def run(self, command: list[str], on_line: Callable[[bytes], None]) -> tuple[int, str]:
         """Run a command in a subprocess, and return its exit code and the end of its output.
 
         Args:
@@ -83,20 +73,21 @@ def run_sweep(
         The signal that stopped the sweep early; None if no run is left to do or no signal arrived.
     """
     cores = iter(split_cores(jobs))
+    commands = Commands()
 
     def run_one(label: str, run: SweepRun) -> None:
         if run.outcome != 'to do':
             display.print_line(f'{label}: {run.outcome} before; to run it again, delete {run.run_dir}')
-        elif not forwarder.received_signals:
+        elif not commands.received_signals:
             check_owner()
             display.on_run_begin(label, run)
             run.run_dir.delete_json('outcome')
-            exit_code, output = forwarder.run_command(command(run), lambda line: display.on_output_line(run, line))
-            record_outcome(run, forwarder.received_signals, exit_code, output)
+            exit_code, output = commands.run(command(run), lambda line: display.on_output_line(run, line))
+            record_outcome(run, commands.received_signals, exit_code, output)
             display.on_run_end(run)
 
     with (
-        SignalForwarder() as forwarder,
+        handle_stop_signals(commands.send_signal),
         ThreadPoolExecutor(jobs, initializer=lambda: pin_to_cores(next(cores))) as pool,
     ):
         labels = [f'[{number}/{len(runs)}] {run}' for number, run in enumerate(runs, 1)]
@@ -108,10 +99,10 @@ def run_sweep(
                     future.result()
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
-            forwarder.handle_signal(signal.SIGTERM, None)  # the running runs save; then the error is raised
+            commands.send_signal(signal.SIGTERM)  # the running runs save; then the error is raised
             raise
-    is_stopped = forwarder.received_signals and any(run.outcome == 'to do' for run in runs)
-    return forwarder.received_signals[0] if is_stopped else None
+    is_stopped = commands.received_signals and any(run.outcome == 'to do' for run in runs)
+    return commands.received_signals[0] if is_stopped else None
 
 
 def record_outcome(run: SweepRun, received_signals: list[int], exit_code: int, output: str) -> None:

@@ -12,7 +12,7 @@ from types import FrameType
 
 from sinklab.checkpoint import digests
 from sinklab.errors import UserError, format_error
-from sinklab.exit_status import STOP_SIGNALS, ExitStatus
+from sinklab.exit_status import ExitStatus, handle_stop_signals
 from sinklab.run_dir import RunDir
 from sinklab.storage.files import DamagedFileError
 from sinklab.storage.folder_lock import FolderTakenError
@@ -149,11 +149,5 @@ def collect_stop_signals() -> Iterator[list[int]]:
             signal.signal(signal_number, signal.SIG_DFL)
             signal.raise_signal(signal_number)
 
-    is_nohup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
-    numbers = [number for number in STOP_SIGNALS if number != signal.SIGHUP or not is_nohup]
-    previous_handlers = {number: signal.signal(number, handle_signal) for number in numbers}
-    try:
+    with handle_stop_signals(handle_signal):
         yield received
-    finally:
-        for number, handler in previous_handlers.items():
-            signal.signal(number, handler)
