@@ -1,4 +1,4 @@
-"""How a run or a process has ended, and the exit codes that schedulers act on."""
+"""How a run or a process has ended, the exit codes that schedulers act on, and the signals that stop it."""
 
 import contextlib
 import dataclasses

@@ -15,6 +15,7 @@ INDEPENDENT = {
     name: set(re.findall(r'`(\w+)/`', packages))
     for name, packages in re.findall(r'^\| `(\w+)/` \| (.*) \|', TABLE, re.M)
 }
+assert INDEPENDENT.keys() == {'model', 'data', 'metrics', 'report'}
 FILES = sorted((ROOT / 'sinklab').rglob('*.py'))
 
 
@@ -88,3 +89,26 @@ def test_configs_import_only_the_schema_ml_collections_and_siblings():
     for path in (ROOT / 'configs').glob('*.py'):
         for name in list_imports(path):
             assert name.startswith(ALLOWED_IN_CONFIGS), f'{path} imports {name}'
+
+
+def list_names(path):
+    """Yield the top-level names of a file and the methods of its classes."""
+    for node in ast.parse(path.read_text()).body:
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                yield node.name
+            case ast.ClassDef():
+                yield from (node.name, *(f'{node.name}.{part.name}' for part in node.body if hasattr(part, 'name')))
+            case ast.Assign(targets=[ast.Name(id=name)]) | ast.AnnAssign(target=ast.Name(id=name)):
+                yield name
+
+
+REFERENCES = sorted(set(re.findall(r'`([\w/]+\.py(?::[\w.]+)?)`', PAGE)))
+
+
+@pytest.mark.parametrize('reference', REFERENCES)
+def test_page_names_existing_files_and_objects(reference):
+    file_name, _, name = reference.partition(':')
+    path = next((folder / file_name for folder in (ROOT / 'sinklab', ROOT) if (folder / file_name).exists()), None)
+    assert path, f'docs/architecture.md names {file_name}'
+    assert not name or name in set(list_names(path)), f'docs/architecture.md names {name} of {file_name}'

@@ -1,6 +1,7 @@
 """Function `sinklab.attention` against NumPy formulas in float64 and against JAX, under jit, grad and vmap."""
 
 import functools
+import inspect
 import subprocess
 import sys
 
@@ -262,3 +263,16 @@ def test_package_import_is_lazy_and_lists_public_api():
     subprocess.run([sys.executable, '-c', code], check=True, timeout=120)
     with pytest.raises(AttributeError):
         sinklab.attentoin  # noqa: B018
+
+
+def test_attention_docstring_lists_every_similarity_and_normalizer():
+    assert {name for name, _ in OPERATIONS} == {*SIMILARITIES} == {*NORMALIZERS_BY_SIMILARITY}
+    assert {name for _, name in OPERATIONS} == {*NORMALIZERS}
+    lines = inspect.getdoc(sinklab.attention).splitlines()
+    rows = [line.split('|')[1:-1] for line in lines if line.startswith('| `')]
+    names_by_row = {cells[0].strip(' `'): cells[-1].replace(',', ' ').split() for cells in rows}
+    assert {*names_by_row} == {*SIMILARITIES} | {*NORMALIZERS}
+    for similarity, normalizers in NORMALIZERS_BY_SIMILARITY.items():
+        assert {f'`{entry}`' for entry in normalizers} == {
+            entry for entry in names_by_row[similarity] if entry.startswith('`')
+        }

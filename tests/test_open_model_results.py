@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from docs import open_model_results, page_parts
-from sinklab.configs.open_models import EXPERIMENTS, MODELS
+from sinklab.configs.open_models import EXPERIMENTS, MODELS, PUBLISHED_SINK_RATES
 from sinklab.metrics.registry import find_metric_info
 
 MEASURE_OPTIONS = {
@@ -142,3 +142,19 @@ def test_experiments_run_on_tiny_model(tiny_model, monkeypatch, tmp_path):
         f'open_models_{picture}.png' for picture in ('norms', 'angles', 'attention')
     }
     assert 'tiny refuses natural' in open_model_results.format_results(results)
+
+
+def test_published_values_are_those_of_the_tables():
+    published = EXPERIMENTS['inputs']['published']
+    assert published['Meta-Llama-3-8B'] == PUBLISHED_SINK_RATES['Meta-Llama-3-8B']
+    assert published.keys() == {'gpt2-xl', 'Mistral-7B-v0.1', 'Llama-2-7b-hf', 'Meta-Llama-3-8B'}
+    assert EXPERIMENTS['instruct']['published']['Mistral-7B-v0.1'] == {'base': 97.49, 'chat': 88.34}
+    assert EXPERIMENTS['bos']['published'] == {
+        'causal mask, no BOS in training': {'none': 65.15, 'force': 65.10},
+        'causal mask, BOS always first': {'none': 0.05, 'force': 90.84},
+        'mask of documents, no BOS in training': {'none': 28.23},
+        'mask of documents, BOS before each': {'none': 50.24, 'force': 83.33},
+        'mask of documents, BOS always first': {'none': 0.00, 'force': 90.56},
+    }
+    (perplexities,) = EXPERIMENTS['streaming']['published'].values()
+    assert perplexities == {'0+256': 27.87, '1+255': 18.49, '2+254': 18.05, '4+252': 18.05}

@@ -44,9 +44,9 @@ def test_error_of_printing_is_suppressed(monkeypatch, error):
 
     monkeypatch.setattr(sys, 'stderr', BrokenStream())
     callback = make_callback()
-    with callback:
-        callback.on_train_begin(0, 'dense', [])
-        callback.on_record({'step': 8, 'train/loss': 2.0}, written=True)
+    callback.on_train_begin(0, 'dense', [])
+    callback.on_record({'step': 8, 'train/loss': 2.0}, written=True)
+    callback.on_train_end()
 
 
 # Program without JAX that prints as a run does.
@@ -84,22 +84,42 @@ def test_output_into_pipe_is_plain_lines_that_name_their_run(tmp_path, capsys, m
     assert second.splitlines()[-1] == 'mine:sigmoid, seed 0  done'
 
 
-def test_remaining_time_of_sweep_counts_steps_of_runs_to_do(capsys, tmp_path):
-    runs = [SweepRun(row, 0, RunDir(tmp_path / row), None, make_tiny_spec()) for row in 'abcd']
+def test_remaining_time_of_sweep_counts_steps_of_runs_that_are_done(capsys, tmp_path):
+    runs = [SweepRun(row, 0, RunDir(tmp_path / row), None, make_tiny_spec()) for row in 'abcde']
     runs[0].outcome = 'done'  # before this sweep
     display = progress.SweepDisplay(runs)
     display.start_time -= 60
-    display.on_run_begin('b', runs[1])
-    runs[1].outcome = 'done'
-    display.on_run_end(runs[1])
-    assert capsys.readouterr().err.splitlines()[-1].endswith('(all runs: 02:00 left)')
+    for run, outcome in ((runs[1], 'refused'), (runs[2], 'done')):
+        display.on_run_begin(run.row, run)
+        run.outcome = outcome
+        display.on_run_end(run)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[1] == 'b, seed 0  refused'
+    assert lines[3] == 'c, seed 0  done  (all runs: 02:00 left)'
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_sweep_on_terminal_keeps_messages_and_replaces_steps(monkeypatch, tmp_path):
+    monkeypatch.setattr(sys, 'stderr', file := Terminal())
+    monkeypatch.setenv('TERM', 'xterm')
+    run = SweepRun('mine:k', 0, RunDir(tmp_path / 'k'), None, make_tiny_spec())
+    with progress.SweepDisplay([run]) as display:
+        display.on_run_begin('[1/1] mine:k, seed 0', run)
+        for line in (b'k  step 1/8  loss 5.000\n', b'kept: a message\n', b'k  step 2/8  loss 4.000\n'):
+            display.on_output_line(run, line)
+        run.outcome = 'done'
+        display.on_run_end(run)
+    lines = re.sub(r'\x1b\[[\d?]*\w', '', file.getvalue()).replace('\r', '\n').splitlines()
+    assert [line.strip() for line in lines].count('mine:k, seed 0  kept: a message') == 1
+    assert 'mine:k, seed 0  step 2/8  loss 4.000' in [line.strip() for line in lines]
+    assert lines[-1].strip() in ('', 'mine:k, seed 0  done')
 
 
 def test_line_on_terminal_breaks_between_words(monkeypatch):
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
-
     monkeypatch.setenv('COLUMNS', '30')
     monkeypatch.setattr(sys, 'stderr', file := Terminal())
     words = ['model.attention.offset', '0', '->', '-1;', 'probe.every_steps', '1', '->', '20']

@@ -100,10 +100,10 @@ class Checkpointer:
         Raises:
             UserError: The checkpoint was trained on other data, in another order, or belongs to another model.
         """
-        broadcast_from_primary(self.group, lambda: self.check_compatible(step, abstract_state))
+        broadcast_from_primary(self.group, lambda: self.check_same_data(step))
         return load_state(self.get_path(step), abstract_state)
 
-    def check_compatible(self, step: int, abstract_state: dict) -> None:
+    def check_same_data(self, step: int) -> None:
         metadata = read_metadata(self.get_path(step))
         if differences := format_differences(metadata.custom_metadata['data'], self.data_fingerprint):
             raise UserError(
@@ -266,7 +266,7 @@ def restore_parameters(path: str | Path, step: int, abstract_params: Any = None)
         abstract_params: Shapes and shardings of the parameters; None to return NumPy arrays.
 
     Raises:
-        UserError: The checkpoint is missing, damaged, or of another model than `abstract_params`.
+        UserError: The checkpoint is missing or damaged, or lacks a parameter.
     """
     run_dir = RunDir(path)
     select_steps(run_dir, step)

@@ -42,9 +42,9 @@ def format_remaining(seconds: float | None) -> str:
 
 
 class Display:
-    """Lines above a live display; as a context manager it shows the display, and removes it at the end."""
+    """Lines above a live display, which is shown between start() and stop() if standard error is a terminal."""
 
-    def __init__(self, *columns: ProgressColumn) -> None:
+    def __init__(self, *columns: ProgressColumn, auto_refresh: bool = True) -> None:
         self.console = terminal.make_console(stderr=True)
         self.is_live = terminal.is_live(self.console)
         self.bars = Progress(
@@ -52,15 +52,15 @@ class Display:
             console=self.console,
             transient=True,
             disable=not self.is_live,
+            auto_refresh=auto_refresh,
             speed_estimate_period=SPEED_SECONDS,
         )
 
-    def __enter__(self) -> Self:
+    def start(self) -> None:
         with contextlib.suppress(OSError):
             self.bars.start()
-        return self
 
-    def __exit__(self, *_) -> None:
+    def stop(self) -> None:
         with contextlib.suppress(OSError):
             self.bars.stop()
 
@@ -84,11 +84,11 @@ class ProgressCallback(Display, Callback):
             TextColumn('{task.description}', markup=False),
             BarColumn(None),  # it takes what the other columns leave
             MofNCompleteColumn(table_column=Column(no_wrap=True)),
-            TextColumn('{task.fields[status]}', markup=False, table_column=Column(no_wrap=True)),
+            TextColumn('{task.fields[status]}', markup=False),
         )
         self.name = name
         self.descriptions = descriptions
-        self.bars.add_task(name, total=num_steps, status='starting')
+        self.bars.add_task(name, total=num_steps, status='compiling')
         self.task = self.bars.tasks[0]
         self.metrics: dict = {}
         self.print_time = 0.0
@@ -97,7 +97,8 @@ class ProgressCallback(Display, Callback):
         self.print_line(f'{self.name}  {line}')
 
     def on_train_begin(self, step: int, attention: str, changes: list[str]) -> None:
-        self.bars.update(self.task.id, completed=step, status='compiling')
+        self.bars.update(self.task.id, completed=step)
+        self.start()
         for line in [*self.descriptions, f'attention: {attention}']:
             self.on_message(line)
         if changes:
@@ -108,25 +109,40 @@ class ProgressCallback(Display, Callback):
     def on_record(self, record: dict, written: bool) -> None:
         self.metrics |= record
         self.bars.update(self.task.id, completed=record['step'])
+        is_due = self.task.finished or time.monotonic() - self.print_time > LOG_SECONDS
+        if not self.is_live and not is_due:
+            return
         metrics = format_metrics(self.metrics, not self.is_live or self.console.width >= WIDE_CONSOLE)
         status = '  '.join(filter(None, [metrics, format_remaining(self.task.time_remaining)]))
         self.bars.update(self.task.id, status=status)
-        is_due = self.task.finished or time.monotonic() - self.print_time > LOG_SECONDS
-        if not self.is_live and is_due:
+        if not self.is_live:
             self.print_time = time.monotonic()
             self.on_message(f'step {self.task.completed:.0f}/{self.task.total:.0f}  {status}'.rstrip())
 
+    def on_train_end(self) -> None:
+        self.stop()
+
 
 class SweepDisplay(Display):
-    """Display of the lines that the runs of a sweep print; on a terminal, the newest step of each stays below."""
+    """Display of the lines that the runs of a sweep print; on a terminal, the newest step of each stays below.
+
+    Runs are followed in threads. All of them change the display with `lock`, so that no bar is left behind.
+    """
 
     def __init__(self, runs: Sequence[SweepRun]) -> None:
-        super().__init__(TextColumn('{task.description}', markup=False))
-        self.lock = threading.Lock()  # runs are followed in threads, whose lines could leave a bar behind
+        super().__init__(TextColumn('{task.description}', markup=False), auto_refresh=False)
+        self.lock = threading.Lock()
         self.task_ids: dict[int, TaskID] = {}
         self.start_time = time.monotonic()
         self.done_steps = 0
         self.remaining_steps = sum(run.spec.optimizer.steps for run in runs if run.outcome == 'to do')
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.stop()
 
     def print_line(self, text: str) -> None:
         with self.lock:
@@ -134,26 +150,32 @@ class SweepDisplay(Display):
 
     def on_run_begin(self, label: str, run: SweepRun) -> None:
         self.print_line(label)
-        self.task_ids[id(run)] = self.bars.add_task(str(run), total=None)
+        with self.lock:
+            self.task_ids[id(run)] = self.bars.add_task(str(run), total=None)
 
     def on_output_line(self, run: SweepRun, line: bytes) -> None:
         """Show a line from the process of a run, except how it has ended: the sweep tells that itself."""
         text = line.decode(errors='backslashreplace').rstrip('\n')
         if not text.strip() or text.startswith('sinklab train: '):
             return
-        text = f'{run}  {text.removeprefix(run.row.rpartition(":")[2]).strip()}'
-        if self.is_live and re.search(r'  step \d+/\d+', text):
-            self.bars.update(self.task_ids[id(run)], description=text)
-        else:
+        row = run.row.rpartition(':')[2]
+        text = f'{run}  {text.removeprefix(f"{row}  ")}'
+        if not self.is_live or not re.search(r'  step \d+/\d+', text):
             self.print_line(text)
+            return
+        with self.lock, contextlib.suppress(OSError):
+            self.bars.update(self.task_ids[id(run)], description=text, refresh=True)
 
     def on_run_end(self, run: SweepRun) -> None:
-        self.bars.remove_task(self.task_ids.pop(id(run)))
+        with self.lock:
+            self.bars.remove_task(self.task_ids.pop(id(run)))
         is_stopped = run.outcome == 'to do'
         message = run.read_last_outcome().get('message') if is_stopped else run.reason
-        outcome = 'stopped' if is_stopped else run.outcome
-        self.done_steps += run.spec.optimizer.steps
+        line = f'{run}  {"stopped" if is_stopped else run.outcome}' + (f': {message}' if message else '')
         self.remaining_steps -= run.spec.optimizer.steps
-        seconds = (time.monotonic() - self.start_time) * self.remaining_steps / self.done_steps
-        remaining = f'  (all runs: {format_remaining(seconds)})' if seconds and not is_stopped else ''
-        self.print_line(f'{run}  {outcome}{": " if message else ""}{message or ""}{remaining}')
+        if run.outcome == 'done':
+            self.done_steps += run.spec.optimizer.steps
+        if self.done_steps and self.remaining_steps and not is_stopped:
+            seconds = (time.monotonic() - self.start_time) * self.remaining_steps / self.done_steps
+            line += f'  (all runs: {format_remaining(seconds)})'
+        self.print_line(line)

@@ -13,7 +13,6 @@ example:
 """
 
 import argparse
-import contextlib
 import dataclasses
 import shlex
 import sys
@@ -101,19 +100,18 @@ def run(args: argparse.Namespace, extra_args: list[str]) -> int:
     run_dir, row = request.run_dir, request.row
     settings = collect_shared_settings(request.spec, request.layout, request.parent)
     check_equal_on_all(group, settings | config_flags.hash_registering_files(args))
-    with contextlib.ExitStack() as stack:
-        loop.train(
-            request.spec,
-            request.layout,
-            run_dir,
-            row,
-            *(make_callbacks(args, request, stack) if group.process_index == 0 else []),
-            group=group,
-            parent=request.parent,
-            grace_seconds=args.grace,
-            step_timeout=args.step_timeout,
-            profile_steps=request.profile_steps,
-        )
+    loop.train(
+        request.spec,
+        request.layout,
+        run_dir,
+        row,
+        *(make_callbacks(args, request) if group.process_index == 0 else []),
+        group=group,
+        parent=request.parent,
+        grace_seconds=args.grace,
+        step_timeout=args.step_timeout,
+        profile_steps=request.profile_steps,
+    )
     if group.process_index == 0:
         try:
             print_results(run_dir, row, run_dir.read_records(), config_flags.format_metric_option(args))
@@ -231,12 +229,11 @@ def resolve_parent(from_flag: str, child_dir: RunDir) -> tuple[Any, RunDir, int]
     return takes, parent_dir, step
 
 
-def make_callbacks(args: argparse.Namespace, request: RunRequest, stack: contextlib.ExitStack) -> list[Callback]:
-    """Make the callbacks of the training loop: progress, which `stack` ends, TensorBoard, Weights & Biases."""
+def make_callbacks(args: argparse.Namespace, request: RunRequest) -> list[Callback]:
+    """Make the callbacks of the training loop: progress, TensorBoard, Weights & Biases."""
     name = request.row['row'] or request.row['config']
     descriptions = [*request.descriptions, describe_size(request.spec)]
-    progress = ProgressCallback(name, request.spec.optimizer.steps, descriptions)
-    callbacks: list[Callback] = [stack.enter_context(progress)]
+    callbacks: list[Callback] = [ProgressCallback(name, request.spec.optimizer.steps, descriptions)]
     if args.tensorboard:
         callbacks.append(TensorBoardCallback(request.run_dir))
     if args.wandb:

@@ -15,7 +15,7 @@ from sinklab.sweep.plan import SweepRun
 SIGNAL_OF_EXIT_CODE = {code: number for number in STOP_SIGNALS for code in (128 + number, -number)}
 
 
-class Commands:
+class RunningCommands:
     """Commands that run in subprocesses, and the signals that were passed on to them.
 
     A run saves and stops after the first signal, and ends at once after a second one.
@@ -73,7 +73,7 @@ def run_sweep(
         The signal that stopped the sweep early; None if no run is left to do or no signal arrived.
     """
     cores = iter(split_cores(jobs))
-    commands = Commands()
+    commands = RunningCommands()
 
     def run_one(label: str, run: SweepRun) -> None:
         if run.outcome != 'to do':

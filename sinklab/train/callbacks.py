@@ -32,7 +32,8 @@ class Callback:
         Args:
             step: The step after which training resumes; 0 for a new run.
             attention: The attention backend, and why preferred backends were rejected.
-            changes: Fields of the config that differ from the previous attempt, one line each.
+            changes: Fields of the config that differ from the previous attempt, one line each; at the start of a warm
+                start, also its parent.
         """
 
     def on_record(self, record: dict[str, Any], written: bool) -> None:
