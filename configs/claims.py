@@ -42,8 +42,6 @@ SINK_METRIC, SINK_STAR_METRIC, LOSS_METRIC, FAILS_METRIC = 'sink/1', 'sink/star'
 # The smallest differences that count; 5 percentage points for other metrics, which are rates of sinks.
 MIN_DIFFERENCES = {
     LOSS_METRIC: 0.02,
-    'alpha/1': 0.01,
-    'qk/cos/difference': 0.05,
     'norm/ratio/05': 0.5,
     'norm/value/ratio': 0.1,
     FAILS_METRIC: 0.5,

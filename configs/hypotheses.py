@@ -16,10 +16,11 @@ Each hypothesis is a prediction about rows of this file that can fail. docs/resu
 - More of a sink (`alpha_2`, `rate_not_steps`): the sink of the baseline is too strong for a change to raise it. So
   these claims hold at half the learning rate, where the baseline has less of a sink.
 - Natural sinks (rows `natural*`): each of a fixed first token, a high learning rate and a high weight decay is enough
-  for a sink in 4,000 steps. Where none emerges, attention to the first token rises towards one.
+  for a sink in 4,000 steps, or more tokens or another model give one without them (docs/results/emergence.md).
 - Later work, whose papers do not say so: a sink emerges with it; clipped softmax, whose weights can be 0, has less.
 """
 
+from sinklab.configs import packing
 from sinklab.configs.attention import ROWS as ATTENTION
 from sinklab.configs.claims import LOSS_METRIC, make_claim, make_presence_claim
 from sinklab.configs.learned_kv import ROWS as LEARNED_KV
@@ -59,25 +60,44 @@ NATURAL = {
 FIXED = {'data.fixed_position': 1}
 RATE = {'optimizer.peak_learning_rate': 1e-2}
 DECAY = {'optimizer.weight_decay': 0.5}
-LONG = scale('data.length', 4) | scale('optimizer.batch_size', 1 / 4) | scale('valid.windows', 1 / 4)
+RATE_4E3 = {'optimizer.peak_learning_rate': 4e-3}
+LONG = scale('data.length', 8) | scale('optimizer.batch_size', 1 / 8) | scale('valid.windows', 1 / 8)
+BOS = LONG | packing.DOCUMENT | packing.BOS | packing.PROBE_BOS
+LARGE = (
+    scale('model.layers', 2) | scale('model.width', 3) | scale('model.head_width', 3) | scale('model.ffn_width', 3)
+)
 # {row: (in words, what it changes in NATURAL)}
 NATURAL_ROWS = {
-    'natural': ('no fixed token and the optimizer of the paper', {}),
-    'natural_fixed': ('a fixed first token alone', FIXED),
-    'natural_rate': ('a high learning rate alone', RATE),
-    'natural_decay': ('a high weight decay alone', DECAY),
-    'natural_fixed_rate': ('a fixed first token and a high learning rate', FIXED | RATE),
-    'natural_fixed_rate_4e-3': (
-        "a fixed first token and ten times the paper's learning rate",
-        FIXED | {'optimizer.peak_learning_rate': 4e-3},
+    'natural': ('no fixed token, at a rate of 4e-4 and a decay of 0.1', {}),
+    'natural_fixed': ('a fixed first token', FIXED),
+    'natural_rate': ('a rate of 1e-2', RATE),
+    'natural_decay': ('a decay of 0.5', DECAY),
+    'natural_fixed_rate': ('a fixed first token and a rate of 1e-2', FIXED | RATE),
+    'natural_fixed_rate_1e-3': (
+        'a fixed first token and a rate of 1e-3',
+        FIXED | {'optimizer.peak_learning_rate': 1e-3},
     ),
-    'natural_fixed_decay': ('a fixed first token and a high weight decay', FIXED | DECAY),
-    'natural_rate_decay': ('a high learning rate and weight decay', RATE | DECAY),
-    'natural_fixed_rate_decay': ('all three', FIXED | RATE | DECAY),
-    'natural_rate_decay_long': ('a high rate and decay, and four times the length', RATE | DECAY | LONG),
-    'natural_rate_decay_learned': (
-        'a high rate and decay, and learned positions',
-        RATE | DECAY | {'model.position': 'learned'},
+    'natural_fixed_rate_4e-3': ('a fixed first token and a rate of 4e-3', FIXED | RATE_4E3),
+    'natural_fixed_decay': ('a fixed first token and a decay of 0.5', FIXED | DECAY),
+    'natural_rate_decay': ('a rate of 1e-2 and a decay of 0.5', RATE | DECAY),
+    'natural_fixed_rate_decay': ('a fixed first token, a rate of 1e-2 and a decay of 0.5', FIXED | RATE | DECAY),
+    'natural_rate_4e-3': ('a rate of 4e-3', RATE_4E3),
+    'natural_rate_4e-3_learned': ('a rate of 4e-3 and learned positions', RATE_4E3 | {'model.position': 'learned'}),
+    'natural_rate_4e-3_wide_heads': (
+        'a rate of 4e-3 and heads of four times the width',
+        RATE_4E3 | scale('model.head_width', 4),
+    ),
+    'natural_rate_4e-3_larger': ('a rate of 4e-3 and a model of 3M parameters', RATE_4E3 | LARGE),
+    'natural_rate_4e-3_steps': (
+        'a rate of 4e-3 and five times the steps',
+        RATE_4E3 | scale('optimizer.steps', 40 / 3),
+    ),
+    'natural_rate_4e-3_long': ('a rate of 4e-3 and texts of eight times the length', RATE_4E3 | LONG),
+    'natural_rate_4e-3_bos': ('a rate of 4e-3, long texts and BOS before each document', RATE_4E3 | BOS),
+    'natural_rate_bos': ('a rate of 1e-2, long texts and BOS before each document', RATE | BOS),
+    'natural_rate_decay_bos': (
+        'a rate of 1e-2, a decay of 0.5, long texts and BOS before each document',
+        RATE | DECAY | BOS,
     ),
 }
 HALF_RATE_ROW = 'optimization:rate_2e-4_20k'
@@ -175,20 +195,6 @@ CLAIMS = {
     **{
         row: make_presence_claim(f'A sink emerges with {words}.', f'on {GU_V1}, Figure 2A', f'hypotheses:{row}')
         for row, (words, _) in NATURAL_ROWS.items()
-    },
-    **{
-        f'{row}_{name}': make_claim(
-            f'With {NATURAL_ROWS[row][0]}, {words}.',
-            f'on {GU_V1}, section 3',
-            (f'hypotheses:{row}', relation, (f'hypotheses:{row}', metric, 'start')),
-            metric,
-        )
-        for row in ('natural', 'natural_fixed')
-        for name, words, relation, metric in (
-            ('attention', 'attention to the first token rises', '>', 'alpha/1'),
-            ('cosine', 'queries turn to the first key', '>', 'qk/cos/difference'),
-            ('value', 'the first value becomes smaller than the others', '<', 'norm/value/ratio'),
-        )
     },
 }
 

@@ -118,7 +118,7 @@ def format_sink_count(claim: report.Claim, claims_data: dict) -> str:
     runs = claims_data['runs'].get(claim.left.row, {}).values()
     metric = claim.left.metric
     sinks = [has_sink(run['end'][metric], run['start'][metric]) for run in runs if metric in run['end']]
-    return f'; {sum(sinks)} have a sink' if sinks else ''
+    return f'; with a sink: {sum(sinks)}' if sinks else ''
 
 
 def get_unit_text(claim: report.Claim) -> str:
@@ -150,6 +150,8 @@ def format_claim_table(table: str, entries_by_size: Mapping[str, dict]) -> str:
     ):
         claims = {size: load_claims(table, size)[name] for size in entries_by_size}
         entries = {size: entries_by_size[size][name] for size in entries_by_size}
+        if name in hypotheses.NATURAL_ROWS:  # docs/results/emergence.md has them
+            continue
         if not any(entry['differences'] or entry['diverged'] for entry in entries.values()):
             continue
         cells = [

@@ -77,31 +77,52 @@ def format_factors(runs_of_row: dict) -> str:
     return format_table([*headings, 'with a sink', 'step'], rows)
 
 
+def format_values(values: list[float], digits: int) -> str:
+    """Format the mean, and its interval if there are enough values and they differ."""
+    interval = compute_difference_interval(values) if np.ptp(values) else None
+    limits = f' [{interval[0]:.{digits}f}, {interval[1]:.{digits}f}]' if interval else ''
+    return f'{np.mean(values):.{digits}f}{limits}'
+
+
+def list_runs(runs_of_row: dict, name: str) -> list[dict]:
+    return [run for run in runs_of_row[f'hypotheses:{name}'].values() if SINK_METRIC in run['end']]
+
+
 def format_natural(runs_of_row: dict) -> str:
-    """Format the settings from the optimizer of the paper to that of the quickstart, and what was measured."""
+    """Format the settings from the optimizer of the paper to that of the quickstart, and whether a sink emerges."""
+    rows = []
+    for name, (words, _) in NATURAL_ROWS.items():
+        runs = list_runs(runs_of_row, name)
+        spec = load_spec(f'hypotheses:{name}')
+        tokens = spec.optimizer.steps * spec.optimizer.batch_size * spec.data.length
+        minutes = min(run['end']['seconds'] for run in runs if 'seconds' in run['end']) / 60
+        sinks = format_values([run['end'][SINK_METRIC] for run in runs], 1)
+        rows.append([f'`{name}`: {words}', f'{tokens / 1e6:.0f}', f'{minutes:.0f}', sinks, *format_emergence(runs)])
+    headings = ['row', 'million tokens', 'minutes', 'Sink_1 (%)', 'with a sink', 'step']
+    return format_table(headings, rows)
+
+
+def format_trends(runs_of_row: dict) -> str:
+    """Format what changes before a sink emerges, at the end of the runs of the same settings."""
+    metrics = {
+        'alpha_1': ('alpha/1', 3),
+        'cosine': ('qk/cos/difference', 2),
+        'first value': ('norm/value/ratio', 2),
+        'loss': ('valid/loss', 2),
+    }
     rows = []
     for name in NATURAL_ROWS:
-        row = f'hypotheses:{name}'
-        runs = [run for run in runs_of_row[row].values() if SINK_METRIC in run['end']]
-        ends = [run['end'] for run in runs]
-        metrics = {'alpha/1': '.3f', 'qk/cos/difference': '+.2f', 'norm/value/ratio': '.2f', 'valid/loss': '.2f'}
-        rows.append(
-            [
-                f'`{name}`',
-                *format_setting(load_spec(row))[:3],
-                ', '.join(f'{end[SINK_METRIC]:.1f}' for end in ends),
-                *format_emergence(runs),
-                *(format(np.mean([end[metric] for end in ends]), digits) for metric, digits in metrics.items()),
-            ]
-        )
-    headings = ['row', 'fixed token', 'rate', 'decay', 'Sink_1 of each seed (%)', 'with a sink', 'step']
-    return format_table([*headings, 'alpha_1', 'cosine', 'first value', 'loss'], rows)
+        ends = [run['end'] for run in list_runs(runs_of_row, name)]
+        values = [format_values([end[metric] for end in ends], digits) for metric, digits in metrics.values()]
+        rows.append([f'`{name}`', *values])
+    return format_table(['row', *metrics], rows)
 
 
 def update_page(text: str) -> str:
     """Return the page with its generated parts replaced."""
     runs_of_row = claims_results.load_results(SIZE)['runs']
     text = replace_part(text, 'emergence: natural', format_natural(runs_of_row))
+    text = replace_part(text, 'emergence: trends', format_trends(runs_of_row))
     return replace_part(text, 'emergence: factors', format_factors(runs_of_row))
 
 

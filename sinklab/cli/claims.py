@@ -49,6 +49,7 @@ OPTIONS = {
 TEST_HINT = 'To test one of them: sinklab claims NAME --workdir=DIR'
 # Patterns of metrics that are saved besides those of claims.
 EXTRA_METRICS = {'valid/loss', 'fails', 'mass/row', 'entropy/row', 'emergence/step', 'norm/ratio/*', 'seconds'}
+EXTRA_METRICS |= {'alpha/1', 'qk/cos/difference', 'norm/value/ratio'}  # of docs/results/emergence.md
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
