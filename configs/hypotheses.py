@@ -63,6 +63,7 @@ DECAY = {'optimizer.weight_decay': 0.5}
 RATE_4E3 = {'optimizer.peak_learning_rate': 4e-3}
 LONG = scale('data.length', 8) | scale('optimizer.batch_size', 1 / 8) | scale('valid.windows', 1 / 8)
 BOS = LONG | packing.DOCUMENT | packing.BOS | packing.PROBE_BOS
+DOCUMENTS = {'data.source': 'stdlib:functions', 'data.packing': False}
 LARGE = (
     scale('model.layers', 2) | scale('model.width', 3) | scale('model.head_width', 3) | scale('model.ffn_width', 3)
 )
@@ -98,6 +99,14 @@ NATURAL_ROWS = {
     'natural_rate_decay_bos': (
         'a rate of 1e-2, a decay of 0.5, long texts and BOS before each document',
         RATE | DECAY | BOS,
+    ),
+    'natural_rate_4e-3_documents': (
+        'a rate of 4e-3 and windows that begin with a function or class',
+        RATE_4E3 | DOCUMENTS,
+    ),
+    'natural_rate_decay_documents': (
+        'a rate of 1e-2, a decay of 0.5 and windows that begin with a function or class',
+        RATE | DECAY | DOCUMENTS,
     ),
 }
 HALF_RATE_ROW = 'optimization:rate_2e-4_20k'

@@ -43,6 +43,19 @@ def test_windows_are_the_whole_blocks_of_each_domain_in_turn(sizes, length):
     assert [windows[number].tolist() for number in windows.numbers] == blocks
 
 
+def test_windows_without_packing_are_the_beginnings_of_long_documents(data):
+    tokens = open_corpus(data, 300).get_tokens('train', '')
+    starts, _ = tokens.read_documents()
+    spans = zip(starts, [*starts[1:], len(tokens)], strict=True)
+    length = int(np.median(np.diff(starts)))
+    expected = [tokens.read_ids(start, start + length + 1) for start, end in spans if end - start > length]
+    assert 0 < len(expected) < len(starts)
+    windows = make_windows([tokens], length=length, packing=False)
+    np.testing.assert_array_equal([windows[number] for number in windows.numbers], expected)
+    with pytest.raises(UserError):
+        make_windows([tokens], length=len(tokens), packing=False)
+
+
 @settings(max_examples=30, deadline=None)
 @given(st.floats(0.01, 1), st.integers(20, 400), st.integers(0, 3))
 def test_share_takes_distinct_windows_in_its_number(share, count, seed):

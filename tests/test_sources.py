@@ -5,6 +5,7 @@ import json
 import os
 import random
 import sys
+import sysconfig
 import tracemalloc
 
 import pyarrow
@@ -102,6 +103,22 @@ def test_stdlib_source_holds_library_modules_without_tests():
     assert not any(part in ('test', 'tests') for name in names for part in name.split('/'))
     assert len(names) > 300
     assert names == sorted(names)
+
+
+def test_functions_of_stdlib_are_documents_without_their_indentation(tmp_path, monkeypatch):
+    (tmp_path / 'a.py').write_text(
+        'import os\n\nclass A:\n    x = 1\n\n    @property\n    def b(self):\n        return 2\n\n\n'
+        'def c():\n    pass\n'
+    )
+    monkeypatch.setattr(sysconfig, 'get_path', {'stdlib': tmp_path}.get)
+    source = open_source('stdlib:functions')
+    assert [(document.name, document.text) for document in source.read_documents()] == [
+        ('a.py:1', 'import os\n\n'),
+        ('a.py:3', 'class A:\n    x = 1\n\n'),
+        ('a.py:6', '@property\ndef b(self):\n    return 2\n\n\n'),
+        ('a.py:11', 'def c():\n    pass\n'),
+    ]
+    assert source.identity != open_source('stdlib').identity
 
 
 @pytest.mark.parametrize(

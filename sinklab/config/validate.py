@@ -27,7 +27,10 @@ MAX_TRAINED_VOCABULARY = 1 << 20  # ids that fit in memory
 MASS_INDEPENDENT_NORMALIZERS = ('none', 'count')  # normalizers that do not depend on the mass of a row
 # Fields that only text has a use for.
 TEXT_FIELDS = {
-    'data': ('bos', 'loss', 'fixed_position', 'random_first', 'share', 'tokenizer', 'end_token', 'fixed_token'),
+    'data': (
+        *('bos', 'packing', 'loss', 'fixed_position', 'random_first'),
+        *('share', 'tokenizer', 'end_token', 'fixed_token'),
+    ),
     'probe': ('prepend', 'inputs', 'domain'),
     'valid': ('domain',),
 }

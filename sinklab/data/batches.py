@@ -4,7 +4,7 @@ import bisect
 import dataclasses
 import hashlib
 import itertools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import grain
 import numpy as np
@@ -23,7 +23,7 @@ ORDER_POSITIONS = (*range(64), *(2**power for power in range(6, 33)))
 
 
 class Windows:
-    """Disjoint blocks of T + 1 token ids, by number, after the interventions of the configuration.
+    """Windows of T + 1 token ids, by number, after the interventions of the configuration.
 
     A window is the same in every epoch: its random tokens depend only on the seed, the label and its number. The loss
     mask is encoded in the ids, as `exclude_from_loss` does, if the loss is that of the assistant.
@@ -37,7 +37,7 @@ class Windows:
         with_fixed_token: Set the fixed token of the configuration.
 
     Raises:
-        UserError: The tokens are too few for one window.
+        UserError: There is no window.
     """
 
     def __init__(
@@ -52,10 +52,12 @@ class Windows:
         self.token_arrays, self.data, self.vocabulary, self.label = token_arrays, data, vocabulary, label
         self.size = data.length + 1
         self.with_fixed_token = with_fixed_token
-        self.ends = list(itertools.accumulate(len(tokens) // self.size for tokens in token_arrays))
+        self.starts = [list_window_starts(tokens, self.size, data.packing) for tokens in token_arrays]
+        self.ends = list(itertools.accumulate(map(len, self.starts)))
         num_windows = self.ends[-1]
         if num_windows < 1:
-            problem = f'the split {label!r} has {sum(map(len, token_arrays))} tokens, but a window needs {self.size}'
+            tokens = f'{sum(map(len, token_arrays))} tokens' if data.packing else 'no document that is long enough'
+            problem = f'the split {label!r} has {tokens}, but a window needs {self.size} tokens'
             raise UserError(f'{problem}; lower config.data.length, or give more text')
         # The numbers of the windows that are used.
         self.numbers: range | np.ndarray = range(num_windows)
@@ -68,7 +70,7 @@ class Windows:
 
     def __getitem__(self, number: int) -> np.ndarray:
         part = bisect.bisect_right(self.ends, number)
-        start = (number - (self.ends[part - 1] if part else 0)) * self.size
+        start = int(self.starts[part][number - (self.ends[part - 1] if part else 0)])
         tokens = self.token_arrays[part]
         end = start + self.size
         ids_T = tokens.read_ids(start, end).astype(np.int32)
@@ -76,6 +78,14 @@ class Windows:
             ids_T = np.where(tokens.read_loss_mask(start, end), ids_T, exclude_from_loss(ids_T))
         ids_T = set_random_tokens(ids_T, self.data, self.vocabulary, f'{self.label} {number}')
         return set_fixed_token(ids_T, self.data) if self.with_fixed_token else ids_T
+
+
+def list_window_starts(tokens: TokenArray, size: int, packing: bool) -> Sequence[int] | np.ndarray:
+    """List the starts of windows: of disjoint blocks, or without packing of documents that are long enough."""
+    if packing:
+        return range(0, len(tokens) - size + 1, size)
+    starts, _ = tokens.read_documents()
+    return starts[np.diff(starts, append=len(tokens)) >= size]
 
 
 def set_fixed_token(ids_T: np.ndarray, data: DataConfig) -> np.ndarray:

@@ -1,5 +1,6 @@
 """Data sources that `--source` and `config.data.source` can name; the table `SOURCES` lists them."""
 
+import ast
 import contextlib
 import dataclasses
 import functools
@@ -12,6 +13,7 @@ import math
 import os
 import re
 import sysconfig
+import textwrap
 import tokenize
 import zlib
 from collections.abc import Callable, Iterator
@@ -196,9 +198,12 @@ def read_texts(source_name: str) -> list[str]:
 
 
 def open_stdlib(source_name: str, argument: str) -> Source:
-    """Open the Python standard library of the running interpreter as a source, without its tests."""
-    if argument:
-        raise UserError(f'{source_name} has an argument, but stdlib is the whole library; remove :{argument}')
+    """Open the Python standard library of the running interpreter as a source, without its tests.
+
+    A document is a file, or with the argument `functions` a function or class.
+    """
+    if argument not in ('', 'functions'):
+        raise UserError(f'{source_name} is unknown; give stdlib or stdlib:functions')
     root = Path(sysconfig.get_path('stdlib'))
     files = []
     for folder, folders, names in os.walk(root):
@@ -206,12 +211,28 @@ def open_stdlib(source_name: str, argument: str) -> Source:
         for path in (Path(folder, name) for name in set(names) - SKIPPED_NAMES if name.endswith('.py')):
             status = path.stat()
             files.append(SourceFile(path.relative_to(root).as_posix(), path, status.st_size, status.st_mtime_ns))
+    if argument:
+        return make_file_source('stdlib', sorted(files), read_definitions, argument)
     return make_file_source('stdlib', sorted(files), read_python_file)
 
 
 def read_python_file(file: SourceFile) -> Iterator[Document]:
     with translate_read_errors(file.path), tokenize.open(file.path) as python:  # honours a coding cookie
         yield Document(file.name, ((python.read(), True),))
+
+
+def read_definitions(file: SourceFile) -> Iterator[Document]:
+    """Split a file before each function, method and class; indentation that all lines share is removed."""
+    (document,) = read_python_file(file)
+    definitions = [
+        node
+        for node in ast.walk(ast.parse(document.text))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
+    ]
+    starts = {min(part.lineno for part in (node, *node.decorator_list)) - 1 for node in definitions}
+    lines = io.StringIO(document.text).readlines()  # str.splitlines also splits at form feeds
+    for start, end in itertools.pairwise(sorted({0, *starts, len(lines)})):
+        yield Document(f'{file.name}:{start + 1}', ((textwrap.dedent(''.join(lines[start:end])), True),))
 
 
 def open_text_source(source_name: str, argument: str) -> Source:

@@ -185,6 +185,7 @@ ADDED_FIELDS = (
     'model.scaled_embedding',
     'checkpoint.schedule',
     'model.forget_gate',
+    'data.packing',
 )
 
 
