@@ -52,11 +52,6 @@ class ModelEntry:
     ref: str
 
     @property
-    def is_chat(self) -> bool:
-        known = MODELS.get(self.name, {}).get('chat')
-        return bool(re.search(r'(?i)instruct|chat|-it\b', self.name)) if known is None else known
-
-    @property
     def source(self) -> str:
         """Where the model comes from, without a path of this machine."""
         entry = MODELS.get(self.name)
@@ -180,22 +175,17 @@ VERBS = {'measure': measure_variant, 'stream': stream_text, 'attention': show_at
 
 def complete_options(options: dict, args: argparse.Namespace) -> dict[str, Any]:
     """Return the options of a variant with the defaults of measurements, at the size that the command line gives."""
-    options = {name: value for name, value in options.items() if name != 'chat'}
     if 'inputs' in options:
         sequences = min(args.sequences, options.get('sequences', args.sequences))
         return dict(length=OPEN_MODEL_DEFAULTS['length'], domain='prose') | options | dict(sequences=sequences)
     return options
 
 
-def select_variants(experiment: dict, model: ModelEntry, position: str, args: argparse.Namespace) -> dict[str, dict]:
+def select_variants(experiment: dict, position: str, args: argparse.Namespace) -> dict[str, dict]:
     """Return the completed options of the variants that apply to a model, those with the same BOS together."""
     if experiment.get('position') not in (None, position):
         return {}
-    variants = {
-        name: complete_options(options, args)
-        for name, options in experiment['variants'].items()
-        if options.get('chat') in (None, model.is_chat)
-    }
+    variants = {name: complete_options(options, args) for name, options in experiment['variants'].items()}
     return dict(sorted(variants.items(), key=lambda item: item[1].get('bos', 'auto')))
 
 
@@ -235,7 +225,7 @@ def describe_model(model: ModelEntry) -> dict[str, Any]:
     config = subject.config
     description = dict(source=model.source, parameters=parameters)
     description |= dict(layers=config.num_hidden_layers, heads=config.num_attention_heads, position=subject.position)
-    description |= dict(dtype=subject.dtype, chat=model.is_chat)
+    description |= dict(dtype=subject.dtype)
     return description | (dict(remarks=[*subject.remarks]) if subject.remarks else {})
 
 
@@ -258,7 +248,7 @@ def run_all(args: argparse.Namespace) -> None:
         results['models'][model.name] = description
         for name in args.experiments:
             experiment, entries = EXPERIMENTS[name], results['experiments'].setdefault(name, {})
-            if variants := select_variants(experiment, model, description['position'], args):
+            if variants := select_variants(experiment, description['position'], args):
                 entries[model.name] = run_experiment(experiment, model, variants, args)
                 print(f'{model.name}, {name}: {entries[model.name]["seconds"]} s', flush=True)
                 with atomic_write(args.out) as unfinished:

