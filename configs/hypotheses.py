@@ -63,7 +63,8 @@ DECAY = {'optimizer.weight_decay': 0.5}
 RATE_4E3 = {'optimizer.peak_learning_rate': 4e-3}
 LONG = scale('data.length', 8) | scale('optimizer.batch_size', 1 / 8) | scale('valid.windows', 1 / 8)
 BOS = LONG | packing.DOCUMENT | packing.BOS | packing.PROBE_BOS
-DOCUMENTS = {'data.source': 'stdlib:functions', 'data.packing': False}
+FUNCTIONS = {'data.source': 'stdlib:functions'}
+DOCUMENTS = FUNCTIONS | {'data.packing': False}
 LARGE = (
     scale('model.layers', 2) | scale('model.width', 3) | scale('model.head_width', 3) | scale('model.ffn_width', 3)
 )
@@ -104,9 +105,18 @@ NATURAL_ROWS = {
         'a rate of 4e-3 and windows that begin with a function or class',
         RATE_4E3 | DOCUMENTS,
     ),
+    'natural_rate_documents': ('a rate of 1e-2 and windows that begin with a function or class', RATE | DOCUMENTS),
     'natural_rate_decay_documents': (
         'a rate of 1e-2, a decay of 0.5 and windows that begin with a function or class',
         RATE | DECAY | DOCUMENTS,
+    ),
+    'natural_rate_decay_documents_steps': (
+        'a rate of 1e-2, a decay of 0.5, windows that begin with a function or class, and three times the steps',
+        RATE | DECAY | DOCUMENTS | scale('optimizer.steps', 8),
+    ),
+    'natural_rate_decay_functions': (
+        'a rate of 1e-2, a decay of 0.5 and as many packed windows of functions and classes',
+        RATE | DECAY | FUNCTIONS | {'data.share': 0.154},
     ),
 }
 HALF_RATE_ROW = 'optimization:rate_2e-4_20k'

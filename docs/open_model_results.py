@@ -79,8 +79,8 @@ def format_models(results: Results) -> str:
 def format_machines(results: Results) -> str:
     """Return where and with which packages the experiments were measured."""
     sentences = dict.fromkeys(
-        f'{machine["date"]}, {escape_markdown_text(machine["processor"])}, {machine["cores"]} core{"s"[: machine["cores"] - 1]}, no accelerator; '
-        f'python {machine["python"]}, {packages}.'
+        f'{machine["date"]}, {escape_markdown_text(machine["processor"])}, cores: {machine["cores"]}, '
+        f'no accelerator; python {machine["python"]}, {packages}.'
         for models in results['experiments'].values()
         for entry in models.values()
         for machine in [entry['machine']]

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from stores import BEGIN_TOKEN as FIXED_TOKEN
-from stores import END_TOKEN, TokenArray, make_windows
+from stores import END_TOKEN, TokenArray, make_sharded_store, make_windows
 from tiny_specs import make_tiny_spec
 
 from sinklab.data.batches import Windows, make_shuffled_batches
@@ -43,17 +43,19 @@ def test_windows_are_the_whole_blocks_of_each_domain_in_turn(sizes, length):
     assert [windows[number].tolist() for number in windows.numbers] == blocks
 
 
-def test_windows_without_packing_are_the_beginnings_of_long_documents(data):
-    tokens = open_corpus(data, 300).get_tokens('train', '')
-    starts, _ = tokens.read_documents()
-    spans = zip(starts, [*starts[1:], len(tokens)], strict=True)
-    length = int(np.median(np.diff(starts)))
-    expected = [tokens.read_ids(start, start + length + 1) for start, end in spans if end - start > length]
-    assert 0 < len(expected) < len(starts)
-    windows = make_windows([tokens], length=length, packing=False)
+def test_windows_without_packing_are_the_beginnings_of_long_documents(tmp_path):
+    store = make_sharded_store(tmp_path)
+    arrays = [store.get_tokens('train', domain) for domain in store.domains]
+    length, documents = 60, []
+    for array in arrays:
+        ids = array.read_ids(0, len(array))
+        documents += np.split(ids, np.flatnonzero(ids == END_TOKEN) + 1)
+    expected = [document[: length + 1] for document in documents if len(document) > length]
+    assert 0 < len(expected) < len(documents)
+    windows = make_windows(arrays, length=length, packing=False)
     np.testing.assert_array_equal([windows[number] for number in windows.numbers], expected)
     with pytest.raises(UserError):
-        make_windows([tokens], length=len(tokens), packing=False)
+        make_windows(arrays, length=10_000, packing=False)
 
 
 @settings(max_examples=30, deadline=None)

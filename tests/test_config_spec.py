@@ -136,6 +136,7 @@ LINEAR = dict(model__rotary__scaling='linear')
         ('model.forget_gate', dict(model__position='alibi', model__forget_gate=True)),
         ('data.positions', dict(model__position='alibi', data__positions='reset')),
         ('data.positions', dict(model__mask__document=True, data__positions='reset')),
+        ('data.packing', dict(model__mask__document=True, data__packing=False)),
         ('model.vocabulary', dict(model__vocabulary=257)),
         ('probe.length', dict(probe__length=17)),
         ('probe.keys', dict(probe__keys=13)),

@@ -105,10 +105,10 @@ def test_stdlib_source_holds_library_modules_without_tests():
     assert names == sorted(names)
 
 
-def test_functions_of_stdlib_are_documents_without_their_indentation(tmp_path, monkeypatch):
+def test_files_of_stdlib_are_cut_before_functions_and_classes(tmp_path, monkeypatch):
     (tmp_path / 'a.py').write_text(
         'import os\n\nclass A:\n    x = 1\n\n    @property\n    def b(self):\n        return 2\n\n\n'
-        'def c():\n    pass\n'
+        'async def c():\n    pass\n'
     )
     monkeypatch.setattr(sysconfig, 'get_path', {'stdlib': tmp_path}.get)
     source = open_source('stdlib:functions')
@@ -116,7 +116,7 @@ def test_functions_of_stdlib_are_documents_without_their_indentation(tmp_path, m
         ('a.py:1', 'import os\n\n'),
         ('a.py:3', 'class A:\n    x = 1\n\n'),
         ('a.py:6', '@property\ndef b(self):\n    return 2\n\n\n'),
-        ('a.py:11', 'def c():\n    pass\n'),
+        ('a.py:11', 'async def c():\n    pass\n'),
     ]
     assert source.identity != open_source('stdlib').identity
 

@@ -3,8 +3,8 @@
 If the command was stopped, run it again to resume.
 
 SOURCE is one of
-  stdlib                     the sources of this Python's standard library; stdlib:functions has each function and
-                             class as a document
+  stdlib                     the sources of this Python's standard library; stdlib:functions cuts them before
+                             each function, method and class
   text:GLOB                  .txt, .jsonl, .parquet, also .gz and .zst; as in 'text:corpus/*.jsonl', also in a
                              bucket: 'text:gs://bucket/pile/*.jsonl.zst'
   chat:GLOB                  .jsonl of {"messages": [{"role", "content"}, ...]}; the assistant's messages are marked

@@ -326,8 +326,8 @@ class DataConfig:
     task: Literal['text', 'backcopy'] = 'text'
     """`text`: next-token prediction on documents; `backcopy`: the synthetic task Bigram-Backcopy."""
     source: NonEmptyStr = 'stdlib'
-    """Where documents come from: `stdlib` (the files of Python's standard library), `stdlib:functions` (its functions
-    and classes), `text:GLOB`, `chat:GLOB`, `tfds:NAME`, `mixture:FILE` or `store:DIR`."""
+    """Where documents come from: `stdlib` (the files of Python's standard library), `stdlib:functions` (cut
+    before each function, method and class), `text:GLOB`, `chat:GLOB`, `tfds:NAME`, `mixture:FILE` or `store:DIR`."""
     tokenizer: NonEmptyStr = 'train'
     """`train`: train a byte-level BPE tokenizer on the source; otherwise the path of a tokenizer.json."""
     end_token: NonNegativeInt = 0
@@ -344,7 +344,7 @@ class DataConfig:
     """`documents`: BOS at the start of every document."""
     packing: Bool = True
     """True: documents follow one another, and each window has the next T + 1 tokens; False: each window has the first
-    T + 1 tokens of a document, and shorter documents are left out."""
+    T + 1 tokens of a document, and shorter documents are left out, not padded."""
     loss: Literal['all', 'assistant'] = 'all'
     """Targets that count: all, or those of assistant turns of a chat."""
     fixed_position: PositiveInt | None = None

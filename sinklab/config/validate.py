@@ -28,8 +28,15 @@ MASS_INDEPENDENT_NORMALIZERS = ('none', 'count')  # normalizers that do not depe
 # Fields that only text has a use for.
 TEXT_FIELDS = {
     'data': (
-        *('bos', 'packing', 'loss', 'fixed_position', 'random_first'),
-        *('share', 'tokenizer', 'end_token', 'fixed_token'),
+        'bos',
+        'packing',
+        'loss',
+        'fixed_position',
+        'random_first',
+        'share',
+        'tokenizer',
+        'end_token',
+        'fixed_token',
     ),
     'probe': ('prepend', 'inputs', 'domain'),
     'valid': ('domain',),
@@ -231,6 +238,8 @@ def find_mask_errors(spec: Spec) -> Iterator[str]:
         yield f'{path}.prefix shows the first document to all others; set {path}.document to False, or prefix to None'
     if spec.data.task != 'text' and (mask.document or spec.data.positions == 'reset'):
         yield f'config.data.task={spec.data.task} has no documents; set {path}.document=False and positions=continued'
+    if not spec.data.packing and (mask.document or spec.data.positions == 'reset'):
+        yield f'config.data.packing=False has one document a window; set {path}.document=False, positions=continued'
     if spec.data.positions == 'reset':
         yield from find_position_reset_errors(spec.model)
 

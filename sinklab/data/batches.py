@@ -56,8 +56,10 @@ class Windows:
         self.ends = list(itertools.accumulate(map(len, self.starts)))
         num_windows = self.ends[-1]
         if num_windows < 1:
-            tokens = f'{sum(map(len, token_arrays))} tokens' if data.packing else 'no document that is long enough'
-            problem = f'the split {label!r} has {tokens}, but a window needs {self.size} tokens'
+            if not data.packing:
+                remedy = 'lower config.data.length, or set config.data.packing=True'
+                raise UserError(f'the split {label!r} has no document of {self.size} tokens or more; {remedy}')
+            problem = f'the split {label!r} has {sum(map(len, token_arrays))} tokens, but a window needs {self.size}'
             raise UserError(f'{problem}; lower config.data.length, or give more text')
         # The numbers of the windows that are used.
         self.numbers: range | np.ndarray = range(num_windows)

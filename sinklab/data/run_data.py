@@ -113,12 +113,12 @@ def load_text_data(spec: Spec) -> RunData:
 
 def check_stdlib_size(spec: Spec) -> None:
     """Raise UserError if the source `stdlib` is far too small for validation, before it is tokenized."""
-    if spec.data.source == 'stdlib' and spec.model.vocabulary >= LARGE_VOCABULARY:
+    if spec.data.source.partition(':')[0] == 'stdlib' and spec.model.vocabulary >= LARGE_VOCABULARY:
         held_out_bytes = spec.data.held_out * sum(piece.size for piece in open_source('stdlib').pieces)
         if 2 * spec.valid.windows * spec.data.length > held_out_bytes:
             raise UserError(
-                f'config.data.source=stdlib is too small for config.valid.windows={spec.valid.windows} of '
-                f'{spec.data.length} tokens; give --size=quickstart, or more text with --config.data.source=text:GLOB'
+                f'config.data.source={spec.data.source} is too small for config.valid.windows={spec.valid.windows} '
+                f'of {spec.data.length} tokens; give --size=quickstart, or more text (--config.data.source=text:GLOB)'
             )
 
 

@@ -200,10 +200,10 @@ def read_texts(source_name: str) -> list[str]:
 def open_stdlib(source_name: str, argument: str) -> Source:
     """Open the Python standard library of the running interpreter as a source, without its tests.
 
-    A document is a file, or with the argument `functions` a function or class.
+    A document is a file; with the argument `functions`, the part of a file from one function or class to the next.
     """
     if argument not in ('', 'functions'):
-        raise UserError(f'{source_name} is unknown; give stdlib or stdlib:functions')
+        raise UserError(f'{source_name}: stdlib has no part {argument!r}; give stdlib or stdlib:functions')
     root = Path(sysconfig.get_path('stdlib'))
     files = []
     for folder, folders, names in os.walk(root):
@@ -211,9 +211,8 @@ def open_stdlib(source_name: str, argument: str) -> Source:
         for path in (Path(folder, name) for name in set(names) - SKIPPED_NAMES if name.endswith('.py')):
             status = path.stat()
             files.append(SourceFile(path.relative_to(root).as_posix(), path, status.st_size, status.st_mtime_ns))
-    if argument:
-        return make_file_source('stdlib', sorted(files), read_definitions, argument)
-    return make_file_source('stdlib', sorted(files), read_python_file)
+    read = read_functions if argument else read_python_file
+    return make_file_source('stdlib', sorted(files), read, *filter(None, [argument]))
 
 
 def read_python_file(file: SourceFile) -> Iterator[Document]:
@@ -221,7 +220,7 @@ def read_python_file(file: SourceFile) -> Iterator[Document]:
         yield Document(file.name, ((python.read(), True),))
 
 
-def read_definitions(file: SourceFile) -> Iterator[Document]:
+def read_functions(file: SourceFile) -> Iterator[Document]:
     """Split a file before each function, method and class; indentation that all lines share is removed."""
     (document,) = read_python_file(file)
     definitions = [
