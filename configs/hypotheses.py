@@ -16,7 +16,8 @@ Each hypothesis is a prediction about rows of this file that can fail. docs/resu
 - More of a sink (`alpha_2`, `rate_not_steps`): the sink of the baseline is too strong for a change to raise it. So
   these claims hold at half the learning rate, where the baseline has less of a sink.
 - Natural sinks (rows `natural*`): each of a fixed first token, a high learning rate and a high weight decay is enough
-  for a sink in 4,000 steps, or more tokens or another model give one without them (docs/results/emergence.md).
+  for a sink in 4,000 steps, or more tokens, another model, BOS before documents or windows that begin with one give
+  one without them (docs/results/emergence.md).
 - Later work, whose papers do not say so: a sink emerges with it; clipped softmax, whose weights can be 0, has less.
 """
 

@@ -77,10 +77,10 @@ def format_factors(runs_of_row: dict) -> str:
     return format_table([*headings, 'with a sink', 'step'], rows)
 
 
-def format_values(values: list[float], digits: int) -> str:
-    """Format the mean, and its interval if there are enough values and they differ."""
+def format_values(values: list[float], digits: int, lowest: float = -np.inf) -> str:
+    """Format the mean, and its interval from `lowest` on if there are enough values and they differ."""
     interval = compute_difference_interval(values) if np.ptp(values) else None
-    limits = f' [{interval[0]:.{digits}f}, {interval[1]:.{digits}f}]' if interval else ''
+    limits = f' [{max(interval[0], lowest):.{digits}f}, {interval[1]:.{digits}f}]' if interval else ''
     return f'{np.mean(values):.{digits}f}{limits}'
 
 
@@ -96,7 +96,7 @@ def format_natural(runs_of_row: dict) -> str:
         spec = load_spec(f'hypotheses:{name}')
         tokens = spec.optimizer.steps * spec.optimizer.batch_size * spec.data.length
         minutes = min(run['end']['seconds'] for run in runs if 'seconds' in run['end']) / 60
-        sinks = format_values([run['end'][SINK_METRIC] for run in runs], 1)
+        sinks = format_values([run['end'][SINK_METRIC] for run in runs], 1, lowest=0)
         rows.append([f'`{name}`: {words}', f'{tokens / 1e6:.0f}', f'{minutes:.0f}', sinks, *format_emergence(runs)])
     headings = ['row', 'million tokens', 'minutes', 'Sink_1 (%)', 'with a sink', 'step']
     return format_table(headings, rows)
