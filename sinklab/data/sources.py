@@ -202,7 +202,8 @@ def open_stdlib(source_name: str, argument: str) -> Source:
 
     A document is a file; with the argument `functions`, the part of a file from one function or class to the next.
     """
-    if argument not in ('', 'functions'):
+    readers = {'': read_python_file, 'functions': read_functions}
+    if argument not in readers:
         raise UserError(f'{source_name}: stdlib has no part {argument!r}; give stdlib or stdlib:functions')
     root = Path(sysconfig.get_path('stdlib'))
     files = []
@@ -211,8 +212,7 @@ def open_stdlib(source_name: str, argument: str) -> Source:
         for path in (Path(folder, name) for name in set(names) - SKIPPED_NAMES if name.endswith('.py')):
             status = path.stat()
             files.append(SourceFile(path.relative_to(root).as_posix(), path, status.st_size, status.st_mtime_ns))
-    read = read_functions if argument else read_python_file
-    return make_file_source('stdlib', sorted(files), read, *filter(None, [argument]))
+    return make_file_source(source_name, sorted(files), readers[argument])
 
 
 def read_python_file(file: SourceFile) -> Iterator[Document]:
